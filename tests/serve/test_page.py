@@ -1,0 +1,580 @@
+"""The page at `/`, in a real browser, against a server whose answers the tests write."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serve.support import Live
+from shared import REPOSITORY
+from support.page_server import (
+    PIECES,
+    PageServer,
+    Script,
+    Step,
+    answer,
+    closing,
+    content,
+    event,
+    refusal,
+    rounds,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+if CHROMIUM is None:
+    pytest.skip("needs Debian's chromium: apt-get install chromium", allow_module_level=True)
+pytest.importorskip("playwright.sync_api", reason="needs playwright: requirements/test.txt")
+
+from playwright.sync_api import expect, sync_playwright  # noqa: E402
+
+PAGE = REPOSITORY / "runtime" / "specrt" / "serve" / "page.html"
+QUIET = "--disable-gpu --no-first-run --disable-background-networking --disable-component-update"
+TEXT = "".join(PIECES)
+PATIENCE_MS = 60_000
+"""How long a machine may be busy with other things; what is right comes at once."""
+
+PHONE = {"width": 360, "height": 740}
+Open = Callable[..., "Page"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    flags = ["--no-sandbox", "--disable-sync", *QUIET.split()]
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=flags, timeout=PATIENCE_MS
+        )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    with PageServer(PAGE) as opened:
+        yield opened
+        opened.shutdown()
+
+
+@pytest.fixture
+def complaints() -> Iterator[list[str]]:
+    """Errors of the page's script, and what its policy refused; none are left at the end."""
+    heard: list[str] = []
+    yield heard
+    assert heard == []
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: PageServer, complaints: list[str]) -> Iterator[Open]:
+    """Opens the page in a browser's profile of its own."""
+    contexts = []
+
+    def note(said: str) -> None:
+        if "Security Policy" in said:
+            complaints.append(said)
+
+    def opened(
+        script: Script | None = None, chat: bool = False, key: str = "", url: str = "", **view: Any
+    ) -> Page:
+        server.renew(chat=chat, key=key, script=script)
+        context = browser.new_context(**view)
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: note(said.text))
+        page.goto(url or server.url)
+        if not key:
+            expect(page.locator("#about")).to_contain_text("codelet")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def ask(page: Page, prompt: str = "x") -> None:
+    page.fill("#prompt", prompt)
+    page.press("#prompt", "Enter")
+
+
+def answered(page: Page, count: int = 1) -> None:
+    expect(page.locator("article[aria-busy=false]")).to_have_count(count)
+    expect(page.locator("#go")).to_have_text("Send")
+
+
+def texts(page: Page) -> list[str]:
+    return page.locator(".text").all_text_contents()
+
+
+def kept(page: Page) -> str:
+    return "".join(page.locator(".text .kept").all_text_contents())
+
+
+def cut_after(pieces: list[str], *then: Step) -> Script:
+    """Return a script that streams tokens, waits until they are read, and does `then`."""
+
+    def script(request: dict[str, Any]) -> Iterator[Step]:
+        yield from (event(content(request, spans, drafted)) for drafted, spans in rounds(pieces))
+        yield 0.3
+        yield from then
+
+    return script
+
+
+def forever(request: dict[str, Any]) -> Iterator[Step]:
+    while True:
+        yield event(content(request, [("more", True), (" and", False)], 2))
+        yield 0.02
+
+
+def test_drafted_and_accepted_text_is_marked_and_the_rest_is_not(
+    open_page: Open, server: PageServer
+) -> None:
+    page = open_page()
+    ask(page, "# x\n")
+    answered(page)
+    assert texts(page) == ["# x\n" + TEXT]
+    spans = [span for _, spans in rounds(PIECES) for span in spans]
+    marked = "".join(text for text, accepted in spans if accepted)
+    assert "".join(kept(page).split()) == "".join(marked.split()) != "".join(TEXT.split())
+    style = "(all) => { const s = getComputedStyle(all); return s.textDecorationLine + s.color; }"
+    drawn, around = (page.locator(at).first.evaluate(style) for at in (".text .kept", ".text"))
+    assert drawn.startswith("underline")
+    assert drawn[9:] != around.removeprefix("none")
+    path, request = server.requests[0]
+    assert path == "/v1/completions"
+    assert request["prompt"] == "# x\n"
+    assert request["stream"] is True
+    assert request["gamma"] == "auto"
+    assert request["drafter"] == "cascade"
+    assert request["stream_options"] == {"include_usage": True, "include_speculation": True}
+    assert page.locator(".figures").inner_text().split("\n")[:2] == ["tokens/s", "412"]
+    expect(page.locator("#status")).to_contain_text("412 tokens per second")
+
+
+def test_rounds_are_drawn_as_they_come(open_page: Open) -> None:
+    page = open_page(forever)
+    ask(page)
+    expect(page.locator(".rounds figcaption")).to_contain_text("gamma 2, 1 accepted, model")
+    page.locator(".rounds .drafted").nth(3).wait_for(state="attached")
+    drafted, accepted = (
+        float(page.locator(f".rounds .{kind}").first.get_attribute("height") or "")
+        for kind in ("drafted", "accepted")
+    )
+    assert 0 < accepted < drafted
+
+
+def test_a_chat_sends_what_was_said_before(open_page: Open, server: PageServer) -> None:
+    page = open_page(chat=True)
+    for count, question in enumerate(("one", "two"), 1):
+        ask(page, question)
+        answered(page, count)
+    path, request = server.requests[1]
+    assert path == "/v1/chat/completions"
+    assert request["messages"] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": TEXT},
+        {"role": "user", "content": "two"},
+    ]
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("article")).to_have_count(0)
+    ask(page, "three")
+    answered(page)
+    assert [said["content"] for said in server.requests[2][1]["messages"]] == ["three"]
+
+
+def test_controls_reach_the_request(open_page: Open, server: PageServer) -> None:
+    page = open_page()
+    gamma = page.get_by_label("Gamma")
+    assert gamma.get_attribute("aria-valuetext") == "auto"
+    gamma.fill("4")
+    assert gamma.get_attribute("aria-valuetext") == "3"
+    page.get_by_label("Drafter").select_option("ngram")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Max tokens").fill("17")
+    page.get_by_label("Seed").fill("5")
+    ask(page)
+    answered(page)
+    wanted = {"gamma": 3, "drafter": "ngram", "temperature": 0, "max_tokens": 17, "seed": 5}
+    assert server.requests[0][1].items() >= wanted.items()
+    page.get_by_label("Max tokens").fill("0")
+    ask(page)
+    assert len(server.requests) == 1
+    assert page.evaluate("document.activeElement.id") == "length"
+
+
+@pytest.mark.parametrize("how", ["Escape", "the button"])
+def test_stop_ends_the_request_and_keeps_the_text(
+    open_page: Open, server: PageServer, how: str
+) -> None:
+    page = open_page(forever)
+    ask(page)
+    expect(page.locator(".text")).to_contain_text("more and")
+    expect(page.locator("#go")).to_have_text("Stop")
+    page.keyboard.press(how) if how == "Escape" else page.click("#go")
+    answered(page)
+    expect(page.locator(".note")).to_have_text("stopped")
+    expect(page.locator(".error")).to_have_count(0)
+    assert server.gone.wait(PATIENCE_MS / 1000)
+    before = texts(page)
+    page.wait_for_timeout(100)
+    assert before == texts(page)
+    assert before[0].startswith("xmore and")
+
+
+def test_a_refusal_is_shown_and_the_prompt_comes_back(open_page: Open, server: PageServer) -> None:
+    page = open_page()
+    server.refused = (400, refusal("the prompt has 9,000 tokens; expected at most 2,048"))
+    ask(page, "long")
+    expect(page.get_by_role("alert")).to_contain_text("(400): the prompt has 9,000 tokens")
+    expect(page.locator("#prompt")).to_have_value("long")
+    server.refused = None
+    page.press("#prompt", "Enter")
+    answered(page, 2)
+    assert page.get_by_role("alert").count() == 1
+
+
+def test_a_server_with_a_key_is_asked_again_with_it(open_page: Open, server: PageServer) -> None:
+    page = open_page(key="right")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("asks for an API key")
+    page.keyboard.type("wrong\n")  # the field has the focus
+    expect(dialog).to_contain_text("does not take the key")
+    page.keyboard.type("right\n")
+    expect(dialog).to_be_hidden()
+    expect(page.locator("#about")).to_contain_text("codelet")
+    ask(page)
+    answered(page)
+    page.reload()
+    expect(page.locator("#about")).to_contain_text("codelet")
+    server.key = "another"
+    ask(page, "again")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("alert")).to_contain_text("(401): the API key is missing or wrong")
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ([None], "The connection to the server was lost. What came until then is above."),
+        ([], "The connection ended before the answer did."),
+        ([event(refusal("the engine failed"))], "the engine failed"),
+        ([b"data: {\n\n"], "The server sent what is not JSON."),
+    ],
+    ids=["connection lost", "no end", "error event", "broken event"],
+)
+def test_what_came_before_a_failure_stays(open_page: Open, then: list[Step], told: str) -> None:
+    page = open_page(cut_after(PIECES[:8], *then))
+    ask(page)
+    expect(page.get_by_role("alert")).to_contain_text(told)
+    answered(page)
+    assert texts(page) == ["x" + "".join(PIECES[:8])]
+    expect(page.locator(".note")).to_have_text("not finished")
+    expect(page.locator("#prompt")).to_have_value("")
+
+
+def test_a_server_that_is_gone_is_told_of(open_page: Open, server: PageServer) -> None:
+    page = open_page()
+    page.context.set_offline(True)
+    ask(page)
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
+    page.context.set_offline(False)
+    page.route("**/v1/models", lambda route: route.abort())
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
+    page.unroute("**/v1/models")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#about")).to_contain_text("codelet")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.parametrize("clipboard", [True, False], ids=["clipboard", "no clipboard"])
+def test_copy(open_page: Open, clipboard: bool) -> None:
+    page = open_page()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page)
+    answered(page)
+    page.evaluate("navigator.clipboard.writeText('before')")
+    if not clipboard:  # as on plain http between machines
+        page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator("#status")).to_have_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "x" + TEXT
+
+
+FOCUS = """() => {
+  const it = document.activeElement, around = it.id === "prompt" ? it.closest("#field") : it;
+  const { outlineWidth, outlineStyle } = getComputedStyle(around);
+  return [it.id || it.textContent, parseFloat(outlineWidth) > 0 && outlineStyle !== "none"];
+}"""
+"""Where the focus is, and whether a ring shows it."""
+
+
+def test_the_keyboard_alone_is_enough(open_page: Open, server: PageServer) -> None:
+    page = open_page(answer(PIECES, 0.05))
+    expect(page.locator("#prompt")).to_be_focused()
+    page.keyboard.type("a")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("b")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")  # not a second time while the first one runs
+    answered(page)
+    assert [request["prompt"] for _, request in server.requests] == ["a\nb"]
+    page.locator(".skip").focus()
+    seen = []
+    for _ in range(12):
+        seen.append(page.evaluate(FOCUS))
+        page.keyboard.press("Tab")
+    order = ["Skip to the prompt", "new", "theme", "gamma", "drafter", "temperature", "length"]
+    order += ["seed", "compare", "Copy", "prompt", "go"]
+    assert seen == [[name, True] for name in order]
+    page.get_by_role("button", name="Copy").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_contain_text(re.compile("Copied|does not let"))
+
+
+def test_every_control_has_a_name(open_page: Open) -> None:
+    page = open_page()
+    ask(page)
+    answered(page)
+    for locator in page.locator(
+        "button:visible, input:visible, select:visible, textarea:visible"
+    ).all():
+        assert (
+            locator.evaluate(
+                "(it) => it.matches('button') ? it.textContent.length : it.labels.length"
+            )
+            > 0
+        )
+        snapshot = locator.aria_snapshot()
+        assert re.search(r'"\w[^"]+"', snapshot), snapshot
+    assert "tokens drafted" in (page.locator("[role=img]").get_attribute("aria-label") or "")
+
+
+def test_plain_decoding_beside_it(open_page: Open, server: PageServer) -> None:
+    page = open_page()
+    page.get_by_label("Compare with plain").check()
+    ask(page)
+    answered(page, 2)
+    fast, plain = (request for _, request in server.requests)
+    assert plain == {**fast, "gamma": 0}
+    assert fast["gamma"] == "auto"
+    assert texts(page) == ["x" + TEXT] * 2
+    assert page.locator("article").last.locator(".kept").count() == 0
+    expect(page.locator(".verdict")).to_contain_text(
+        "The same text, 2.00 times the tokens per second"
+    )
+    boxes = [each.bounding_box() for each in page.locator("article").all()]
+    left, right = filter(None, boxes)
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"]
+
+
+def test_plain_decoding_waits_and_may_differ(open_page: Open, server: PageServer) -> None:
+    running: list[float] = []
+
+    def script(request: dict[str, Any]) -> Iterator[Step]:
+        assert not running
+        running.append(request["gamma"])
+        pieces = [*PIECES[:-1], "m"] if request["gamma"] == 0 else PIECES
+        *steps, last = answer(pieces, 0.02)(request)
+        yield from steps
+        running.clear()
+        yield last
+
+    page = open_page(script, chat=True)
+    page.get_by_label("Compare with plain").check()
+    ask(page)
+    answered(page, 2)
+    expect(page.locator(".verdict")).to_contain_text(
+        f"The texts differ from character {len(TEXT)} on"
+    )
+    assert server.requests[0][1]["messages"] == server.requests[1][1]["messages"]
+
+
+def test_the_real_server_is_understood(open_page: Open, real: Live) -> None:
+    page = open_page(url=real.url)
+    page.get_by_label("Compare with plain").check()
+    page.get_by_label("Max tokens").fill("48")
+    page.get_by_label("Seed").fill("3")
+    ask(page, "def fibonacci(n):")
+    answered(page, 2)
+    expect(page.locator(".verdict")).to_contain_text("The same text, ")
+    first, second = texts(page)
+    assert first == second
+    assert 0 < len(kept(page)) < len(first)
+    assert page.locator("article").last.locator(".kept").count() == 0
+    expect(page.locator(".note").first).to_have_text("cut at max tokens, seed 3")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Drafter").select_option("ngram")
+    page.get_by_label("Gamma").fill("3")
+    ask(page, "again")
+    answered(page, 4)
+    expect(page.locator(".verdict").last).to_contain_text("The same text, ")
+    ask(page, "long " * 3000)
+    expect(page.get_by_role("alert")).to_contain_text("(400): the prompt has")
+
+
+def test_html_stays_text(open_page: Open, server: PageServer) -> None:
+    evil = "<img src=x onerror='document.title=1'><script>document.title=2</script><b>&amp;"
+    page = open_page(answer([evil, evil]), chat=True)
+    ask(page, evil)
+    answered(page)
+    assert texts(page) == [evil * 2]
+    assert page.locator(".asked").text_content() == evil
+    server.refused = (400, refusal(evil))
+    ask(page)
+    expect(page.get_by_role("alert")).to_contain_text(evil)
+    assert page.locator("img, b:not(#legend b), #turns script").count() == 0
+    assert page.title() == "codelet, specrt"
+    assert set(server.paths) == {"/", "/v1/models"}
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
+def test_events_may_be_cut_at_any_byte(open_page: Open, line_end: bytes) -> None:
+    pieces = ["für ", "日本", "語 ", "\U0001f600", "\n\n", "ende "]
+
+    def script(request: dict[str, Any]) -> Iterator[Step]:
+        made = rounds(pieces)
+        events = [event(content(request, spans, drafted)) for drafted, spans in made]
+        whole = b"".join([b": a comment\n\nevent: message\n", *events, *closing(request, made, 9)])
+        whole = whole.replace(b', "metrics"', b',\ndata: "metrics"').replace(b"\n", line_end)
+        for byte in whole:
+            yield bytes([byte])
+            if byte > 127 or byte in line_end:
+                yield 0.012  # so that the browser reads them apart
+
+    page = open_page(script, chat=True)
+    ask(page)
+    answered(page)
+    assert texts(page) == ["".join(pieces)]
+    expect(page.locator(".error")).to_have_count(0)
+
+
+def test_long_answers_scroll_unless_the_user_scrolled_up(open_page: Open) -> None:
+    many = [f"word{n} " if n % 12 else "\n" for n in range(10_000)]
+    page = open_page(answer(many))
+    ask(page)
+    answered(page)
+    assert texts(page) == ["x" + "".join(many)]
+    left = "document.documentElement.scrollHeight - innerHeight - scrollY"
+    assert page.evaluate(left) < 2
+    page.evaluate("scrollTo(0, 500)")
+    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    page.evaluate("document.getElementById('turns').append('\\n'.repeat(9), 'one more line')")
+    page.wait_for_timeout(100)
+    assert page.evaluate("scrollY") == 500
+    page.get_by_role("button", name="To the end").click()
+    page.wait_for_timeout(50)
+    assert page.evaluate(left) < 2
+
+
+def test_nothing_is_wider_than_a_telephone(open_page: Open) -> None:
+    page = open_page(answer(["w" * 400, *PIECES]), viewport=PHONE, has_touch=True, is_mobile=True)
+    wide = "document.documentElement.scrollWidth"
+    assert page.locator("#gamma").is_hidden()
+    page.locator("summary").click()
+    assert page.locator("#gamma").is_visible()
+    page.get_by_label("Compare with plain").check()
+    page.fill("#prompt", "y" * 300)
+    page.get_by_role("button", name="Send").tap()
+    answered(page, 2)
+    assert page.evaluate(wide) <= PHONE["width"]
+    small = "all => all.map((each) => each.getBoundingClientRect().height)"
+    assert min(page.locator("button:visible").evaluate_all(small)) >= 32
+    page.evaluate("document.querySelector('.figures').style.width = '500px'")
+    assert page.evaluate(wide) > PHONE["width"]  # so the measure measures
+
+
+CONTRASTS = """() => {
+  const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => numbers(colour).slice(0, 3).map((v) => v / 255)
+    .map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [.2126, .7152, .0722][at], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = getComputedStyle(at).backgroundColor;
+      if (numbers(colour)[3] !== 0) return colour;
+    }
+  };
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const element = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const [a, b] = [getComputedStyle(element).color, behind(element)].map(light);
+    found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), walk.currentNode.data.trim()]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast_is_enough(open_page: Open, server: PageServer, scheme: str) -> None:
+    page = open_page(color_scheme=scheme)
+    page.get_by_label("Compare with plain").check()
+    ask(page)
+    answered(page, 2)
+    server.refused = (400, refusal("no"))
+    ask(page)
+    answered(page, 3)
+    server.refused = None
+    server.script = answer(["another "])
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 40
+    assert [pair for pair in found if pair[0] < 4.5] == []
+    page.evaluate("document.documentElement.style.setProperty('--quiet', '#888')")
+    assert any(ratio < 4.5 for ratio, _ in page.evaluate(CONTRASTS)) or scheme == "dark"
+    page.evaluate("document.documentElement.style.setProperty('--quiet', '#555')")
+    assert any(ratio < 4.5 for ratio, _ in page.evaluate(CONTRASTS)) or scheme == "light"
+
+
+def test_the_theme_is_the_systems_until_one_is_chosen(open_page: Open) -> None:
+    page = open_page(color_scheme="dark")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    dark = page.evaluate(ground)
+    page.emulate_media(color_scheme="light")
+    light = page.evaluate(ground)
+    assert dark != light
+    page.get_by_role("button", name="Dark colours").click()
+    assert page.evaluate(ground) == dark
+    page.reload()
+    assert page.evaluate(ground) == dark
+    page.get_by_role("button", name="Light colours").click()
+    assert page.evaluate(ground) == light
+
+
+def test_the_policy_admits_this_page_alone() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for tag in ("script", "style"):
+        found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert len(found) == 1
+        digest = base64.b64encode(hashlib.sha256(found[0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in text, f"write sha256-{digest} for {tag}-src"
+    addresses = set(re.findall(r"\w+://[^\s\"']+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\son\w+=\"", text)
+
+
+def test_the_policy_stops_another_script(open_page: Open, complaints: list[str]) -> None:
+    page = open_page()
+    other = """() => {
+      const script = document.createElement("script");
+      script.textContent = "window.ran = true";
+      document.head.append(script);
+      return window.ran ?? "not run";
+    }"""
+    assert page.evaluate(other) == "not run"
+    assert len(complaints) == 1
+    complaints.clear()
