@@ -26,7 +26,7 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export engines generate test lint check bench gpu-check clean
+.PHONY: help setup setup-export setup-serve engines generate serve test lint check bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,7 +46,11 @@ $(VENV)/.tensorrt-rtx: $(VENV)/.runtime requirements/tensorrt.txt
 	@$(PIP) -r requirements/tensorrt.txt
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.runtime requirements/test.txt
+$(VENV)/.serve: $(VENV)/.runtime requirements/serve.txt
+	@$(PIP) -r requirements/serve.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.runtime requirements/test.txt requirements/serve.txt
 	@$(PIP) -r requirements/test.txt
 	@touch $@
 
@@ -58,14 +62,19 @@ setup: $(VENV)/.runtime ## make .venv with what building and running need (no to
 
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
 
+setup-serve: $(VENV)/.serve ## add what `specrt serve` needs
+
 engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights are here; PAIR=name downloads and builds one
 	@recipes=$$($(RECIPES)) || exit $$?; failed=0; for recipe in $$recipes; do \
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || failed=$$?; \
 	  test $$failed -ne 130 || break; done; exit $$failed  # 130: Ctrl-C
 
-generate bench: PAIR := $(or $(PAIR),codelet)
+generate serve bench: PAIR := $(or $(PAIR),codelet)
 generate: engines ## complete PROMPT with the codelet pair, or PAIR
 	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
+
+serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:8080; ARGS="--port 9000"
+	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)
 
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

@@ -105,7 +105,7 @@ def reason_of(error: BaseException) -> str:
 
 _CLONE = Path(__file__).parents[2]
 
-_TARGETS = {"build": "make setup", "export": "make setup-export"}
+_TARGETS = {"build": "make setup", "export": "make setup-export", "serve": "make setup-serve"}
 
 
 def how_to_install(extra: str, clone: Path = _CLONE) -> str:

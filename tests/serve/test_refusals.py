@@ -31,6 +31,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (TEXT, {"prompt": "x", "best_of": 4}, "best_of"),
         (TEXT, {"prompt": "x", "suffix": "y"}, "suffix"),
         (TEXT, {"prompt": "x", "n": 65}, "n"),
+        (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         (TEXT, {"prompt": ["x"] * 40, "n": 2}, "64 completions"),
         (TEXT, {"prompt": "x", "n": 0}, "n"),
         (TEXT, {"prompt": "x", "temperature": -1}, "temperature"),

@@ -366,9 +366,11 @@ def completion_routes(service: Service) -> APIRouter:
             )
         if body.echo and body.logprobs is not None and body.stream:
             raise RequestError("echo and logprobs cannot be streamed; leave stream out")
+        if body.max_tokens == 0 and not body.echo:
+            raise RequestError("max_tokens is 0; expected 1 or more, or echo")
         ranked = body.logprobs
         params = body.params(
-            max(1, body.max_tokens) if body.max_tokens is not None else None,
+            None if body.max_tokens is None else max(1, body.max_tokens),
             service.context,
             logprobs=ranked,
             prompt_logprobs=ranked if body.echo else None,
