@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
@@ -169,6 +170,73 @@ class AsyncStream(AsyncIterator[Chunk]):
                 await updated
         finally:
             request.on_update = None
+
+
+class PacedStream:
+    """A request that makes rounds as it is told to; any number of tasks of one loop may wait.
+
+    It has no chunks: what it came to so far is read by `since`.
+    """
+
+    def __init__(self, request: Request, worker: Worker) -> None:
+        self.completion = request.completion
+        self.prompt = tuple(request.tokens)
+        self._request = request
+        self._worker = worker
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the tasks that wait."""
+        request.collected, request.until = True, len(self.prompt)
+        request.on_update = self._on_update
+
+    @property
+    def limit(self) -> int:
+        """Tokens of prompt and text at which it ends."""
+        return self._request.limit
+
+    def since(self, length: int) -> tuple[list[int], bool]:
+        """Return the tokens behind the first `length` of prompt and text; whether the text ended.
+
+        Tokens behind an end or a stop string are not part of it.
+        """
+        with self._request.lock:
+            return self.completion.token_ids[length - len(self.prompt) :], self._request.over
+
+    async def reach(self, length: int, ahead: int = 0) -> None:
+        """Wait until prompt and text have so many tokens, or the text ends.
+
+        It goes on by itself until it has so many tokens more.
+        Raises: RequestError, EngineError: what ended it before its time.
+        """
+        request = self._request
+        self._loop = loop = asyncio.get_running_loop()
+        request.until = max(request.until or 0, length + ahead)
+        while True:
+            waits = loop.create_future()
+            self._waiting.add(waits)  # before anything is looked at: no update is missed
+            try:
+                if request.error is not None:
+                    raise request.error
+                if request.over or len(self.prompt) + len(self.completion.token_ids) >= length:
+                    return
+                self._worker.run(request)
+                await waits
+            finally:
+                self._waiting.discard(waits)
+
+    def drop(self) -> None:
+        """End it; its row is free at once."""
+        self._request.drop()
+        self._wake()
+
+    def _on_update(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed, and no task waits any more
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for future in list(self._waiting):
+            _resolve(future)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
