@@ -12,6 +12,10 @@ from specrt.errors import RequestError
 from specrt.scheduler.request import Request
 from specrt.scheduler.scheduler import Scheduler
 
+LINGER_S = 0.05
+"""How long the thread waits for requests that make rounds as they are told to: such a round comes
+soon after the one before, and to start a thread takes longer than to wake one."""
+
 
 class Worker:
     """A thread that runs requests until they are over or pause; there is none otherwise.
@@ -21,8 +25,8 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = threading.Lock()
-        """Guards the next two, never during a pass."""
+        self._lock = threading.Condition(threading.Lock())
+        """Guards the next two, never during a pass; it tells the thread of requests."""
         self._requests: list[Request] = []
         self._thread: threading.Thread | None = None
         self._last: threading.Thread | None = None
@@ -39,6 +43,8 @@ class Worker:
                 self._requests.append(request)
             if self._thread is None:
                 self._thread = self._last = self._started()
+            else:
+                self._lock.notify()
 
     def join(self) -> None:
         """Wait for the thread to end, once the scheduler is closed."""
@@ -57,7 +63,9 @@ class Worker:
         return thread
 
     def _work(self) -> None:
-        while requests := self._runnable():
+        lingers = False
+        while requests := self._runnable(lingers):
+            lingers = any(request.until is not None for request in requests)
             try:
                 self._scheduler.advance(requests)
             except BaseException as error:  # the generator was closed, or a step was broken off
@@ -65,10 +73,13 @@ class Worker:
                     for request in requests:
                         request.fail(error)
 
-    def _runnable(self) -> list[Request]:
+    def _runnable(self, lingers: bool) -> list[Request]:
         """Return what is to be run; the thread ends when that is nothing."""
         with self._lock:
             self._requests = [r for r in self._requests if r.runnable]
+            if lingers and not self._requests and not self._scheduler.lock.closed:
+                self._lock.wait(LINGER_S)
+                self._requests = [r for r in self._requests if r.runnable]
             if not self._requests:
                 self._thread = None
             return list(self._requests)

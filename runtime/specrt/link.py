@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any
@@ -67,17 +67,20 @@ class Link:
         key = options.api_key
         place: Any = (address.hostname, port)
         sock: socket.socket | None = None
+        self._open = ExitStack()
         try:
             sock = socket.create_connection(place, options.open_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._websocket = open_websocket(
-                address.geturl(),
-                sock=sock,
-                compression=None,  # token ids do not compress, and it takes time
-                open_timeout=options.open_s,
-                close_timeout=1.0,
-                max_size=1 << 22,
-                additional_headers={"Authorization": f"Bearer {key}"} if key else None,
+            self._websocket = self._open.enter_context(
+                open_websocket(
+                    address.geturl(),
+                    sock=sock,
+                    compression=None,  # token ids do not compress, and it takes time
+                    open_timeout=options.open_s,
+                    close_timeout=1.0,
+                    max_size=1 << 22,
+                    additional_headers={"Authorization": f"Bearer {key}"} if key else None,
+                )
             )
         except InvalidStatus as error:
             status = error.response.status_code
@@ -173,7 +176,7 @@ class Link:
     def close(self) -> None:
         """End the link, and with it the session it has."""
         with suppress(Exception):
-            self._websocket.close()
+            self._open.close()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from specrt.frames import (
 )
 from specrt.generator import Generator
 from specrt.link import BrokenError, Link, LinkOptions, Server
-from specrt.loading import open_draft
+from specrt.loading import OpenedDraft, open_draft
 from specrt.params import AUTO, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import Request
@@ -88,13 +88,18 @@ def connect(
     except BaseException:
         server.close()
         raise
-    batch = opened.engine.batch if opened.engine is not None else 1
-    models = Models(RemoteEngine(server, batch), opened.engine, welcome.gammas, gamma=AUTO)
+    return remote_generator(server, opened)
+
+
+def remote_generator(server: Server, draft: OpenedDraft) -> Generator:
+    """Return a generator over what is open already, which it closes."""
+    batch = draft.engine.batch if draft.engine is not None else 1
+    models = Models(RemoteEngine(server, batch), draft.engine, server.welcome.gammas, gamma=AUTO)
     return Generator(
         models,
-        opened.tokenizer,
-        welcome.eos_token_ids,
-        opened.notices,
+        draft.tokenizer,
+        server.welcome.eos_token_ids,
+        draft.notices,
         rounds=lambda request, make_drafter: _rounds(server, models, request, make_drafter),
     )
 
