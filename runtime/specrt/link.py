@@ -85,12 +85,8 @@ class Link:
         except InvalidStatus as error:
             status = error.response.status_code
             raise LinkError(
-                f"{address.geturl()} answered with status {status}; expected a WebSocket: "
-                + (
-                    "give the right api_key"
-                    if status in (401, 403)
-                    else "is it `specrt serve --verify`?"
-                )
+                f"{address.geturl()} answered with status {status}; expected a WebSocket: check "
+                "that `specrt serve --verify` runs there, and the api_key"
             ) from None
         except (OSError, InvalidHandshake, TimeoutError, EOFError) as error:
             if sock is not None:

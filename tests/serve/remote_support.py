@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -17,6 +18,13 @@ from starlette.routing import Route, WebSocketRoute
 
 from specrt.frames import PATH
 from specrt.serve.verify_sessions import VerifySessions
+
+
+def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 class Loop:
@@ -47,6 +55,7 @@ def served(sessions: VerifySessions, more: Callable[..., Any] | None = None) -> 
     routes = [WebSocketRoute(PATH, sessions.endpoint), Route("/more", other)]
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
+    sock.listen()
     config = uvicorn.Config(
         Starlette(routes=routes), log_level="error", lifespan="off", timeout_graceful_shutdown=1,
         ws_max_size=1 << 20, ws_per_message_deflate=False, ws="websockets-sansio",

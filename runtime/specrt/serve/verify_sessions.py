@@ -262,6 +262,8 @@ class VerifySessions:
         session: VerifySession | None = None
         while True:
             frame = await link.receive()
+            if session is not None and session.token not in self._sessions:
+                raise _ended()
             if session is not None and session.link is not link:
                 raise _LinkEndedError(Close.TAKEN_OVER)
             if isinstance(frame, str):
@@ -458,8 +460,12 @@ def _finish(session: VerifySession, over: bool) -> Finish:
     """
     reason = session.stream.completion.finish_reason
     if over and reason is None:
-        raise FrameError("the server ended this session; begin again", Close.GONE)
+        raise _ended()
     return Finish.of(reason) if over else Finish.OPEN
+
+
+def _ended() -> FrameError:
+    return FrameError("the server ended this session; begin again", Close.GONE)
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:
