@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from specrt.completion import Chunk, Completion
@@ -213,10 +213,12 @@ class PacedStream:
         with self._request.lock:
             return self.completion.token_ids[length - len(self.prompt) :], self._request.over
 
-    async def reach(self, length: int, ahead: int = 0) -> None:
+    async def reach(
+        self, length: int, ahead: int = 0, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Wait until prompt and text have so many tokens, or the text ends.
 
-        It goes on by itself until it has so many tokens more.
+        It goes on by itself until it has so many tokens more. `wanted` is asked again at `wake`.
         Raises: RequestError, EngineError: what ended it before its time.
         """
         request = self._request
@@ -228,7 +230,11 @@ class PacedStream:
             try:
                 if request.error is not None:
                     raise request.error
-                if request.over or len(self.prompt) + len(self.completion.token_ids) >= length:
+                if (
+                    not wanted()
+                    or request.over
+                    or len(self.prompt) + len(self.completion.token_ids) >= length
+                ):
                     return
                 self._worker.run(request)
                 await waits
@@ -238,14 +244,15 @@ class PacedStream:
     def drop(self) -> None:
         """End it; its row is free at once."""
         self._request.drop()
-        self._wake()
+        self.wake()
 
     def _on_update(self) -> None:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop was closed, and no task waits any more
-                self._loop.call_soon_threadsafe(self._wake)
+                self._loop.call_soon_threadsafe(self.wake)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let those that wait look whether they still have to."""
         for future in list(self._waiting):
             _resolve(future)
 

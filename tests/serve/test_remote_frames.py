@@ -458,7 +458,7 @@ def test_memory_is_flat_over_sessions_that_were_cut(
     def cut_some(count: int) -> int:
         for number in range(count):
             cut_session(port, tokenizer, midway=number % 3 > 0)
-        until(lambda: not sessions._links)
+            until(lambda: not sessions._links)
         assert expected(home)
         target.passes.clear()  # the toy engines remember what they ran
         for row in target.rows:

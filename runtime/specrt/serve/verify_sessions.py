@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
@@ -38,6 +39,9 @@ from specrt.speculation.round import NOTHING, Passes, Proposal, Round
 
 if TYPE_CHECKING:
     from starlette.websockets import WebSocket
+
+_QUEUED = 8
+"""Frames of a device that are read before the first of them is answered."""
 
 AHEAD = 8
 """Tokens that are decoded alone before those in front of them are sent."""
@@ -104,11 +108,50 @@ class _LinkEndedError(Exception):
 
 
 class _Link:
-    """One WebSocket."""
+    """One WebSocket, which is read all the time: so a device that is gone is noticed at once."""
 
     def __init__(self, websocket: WebSocket, limits: VerifyLimits) -> None:
         self._websocket = websocket
         self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._messages: deque[MutableMapping[str, Any]] = deque()
+        self._room = asyncio.Event()
+        self._waits: asyncio.Future[None] | None = None
+        """Of the task that waits for a message."""
+        self._ended: int | None = None
+        self.on_end: Callable[[], object] = lambda: None
+        """Called when the link has come to its end."""
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not come to its end."""
+        return self._ended is None
+
+    async def _read(self) -> None:
+        with suppress(RuntimeError):  # it was closed by this server
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    self._ended = message.get("code") or 1006
+                    break
+                while len(self._messages) >= _QUEUED:
+                    self._room.clear()
+                    await self._room.wait()
+                self._messages.append(message)
+                self._notify()
+        if self._ended is None:
+            self._ended = Close.TAKEN_OVER
+        self._notify()
+        self.on_end()
+
+    def _notify(self, error: Exception | None = None) -> None:
+        waits = self._waits
+        if waits is not None and not waits.done():
+            if error is None:
+                waits.set_result(None)
+            else:
+                waits.set_exception(error)
 
     async def receive(self) -> str | bytes:
         """Return the next frame.
@@ -116,17 +159,17 @@ class _Link:
         Raises: FrameError for one that is too large or does not come, _LinkEndedError.
         """
         limits = self._limits
-        try:
-            message = await asyncio.wait_for(self._websocket.receive(), limits.idle_s)
-        except asyncio.TimeoutError:
-            raise FrameError(
-                f"nothing came for {limits.idle_s:g} s, which is the limit here; begin again",
-                Close.IDLE,
-            ) from None
-        except RuntimeError:  # it was closed by another task
-            raise _LinkEndedError(Close.TAKEN_OVER) from None
-        if message["type"] == "websocket.disconnect":
-            raise _LinkEndedError(message.get("code") or 1006)
+        if not self._messages and self.open:
+            self._waits = self._loop.create_future()
+            timer = self._loop.call_later(limits.idle_s, self._notify, _idle(limits.idle_s))
+            try:
+                await self._waits
+            finally:
+                timer.cancel()
+        if not self._messages:
+            self.require_open()
+        message = self._messages.popleft()
+        self._room.set()
         text, data = message.get("text"), message.get("bytes")
         frame: str | bytes = text if text is not None else data or b""
         size, most = len(frame), Propose.MOST_BYTES if text is None else limits.hello_bytes
@@ -136,6 +179,14 @@ class _Link:
                 f"a {kind} frame has {size} bytes; expected up to {most}", Close.TOO_BIG
             )
         return frame
+
+    def require_open(self) -> None:
+        """Refuse to go on with a device that is gone.
+
+        Raises: _LinkEndedError.
+        """
+        if self._ended is not None:
+            raise _LinkEndedError(self._ended)
 
     async def send(self, frame: str | bytes) -> None:
         """Send a frame.
@@ -150,22 +201,26 @@ class _Link:
             else:
                 await self._websocket.send_bytes(frame)
         except (WebSocketDisconnect, RuntimeError):
-            raise _LinkEndedError(await self._end_code()) from None
+            self._messages.clear()
+            self._room.set()
+            await asyncio.wait([self._reader], timeout=1.0)  # a device that leaves tells a code
+            raise _LinkEndedError(self._ended or 1006) from None
 
-    async def _end_code(self) -> int:
-        """Return the code of a link that takes nothing more: a device that leaves tells one."""
-        with suppress(RuntimeError, asyncio.TimeoutError):
-            while True:
-                message = await asyncio.wait_for(self._websocket.receive(), 1.0)
-                if message["type"] == "websocket.disconnect":
-                    return message.get("code") or 1006
-        return 1006
+    def forget(self) -> None:
+        """Read no more."""
+        self._reader.cancel()
 
     async def close(self, code: int, message: str) -> None:
         """Close with a code and a reason in words; all of it goes before as an `error` frame."""
         with suppress(_LinkEndedError, RuntimeError, OSError):
             await self.send(pack_message("error", code=int(code), message=message))
             await self._websocket.close(code, close_reason(message))
+
+
+def _idle(seconds: float) -> FrameError:
+    return FrameError(
+        f"nothing came for {seconds:g} s, which is the limit here; begin again", Close.IDLE
+    )
 
 
 class VerifySession:
@@ -234,12 +289,12 @@ class VerifySessions:
         """Serve one WebSocket to its end; what goes wrong in it concerns no other."""
         await websocket.accept()
         link = _Link(websocket, self.limits)
-        if len(self._links) >= self.limits.links:
-            return await link.close(
-                Close.FULL, f"{self.limits.links} devices are linked, which is the limit here"
-            )
         self._links.add(link)
         try:
+            if len(self._links) > self.limits.links:
+                raise FrameError(
+                    f"{self.limits.links} devices are linked, which is the limit here", Close.FULL
+                )
             await self._serve(link)
         except _LinkEndedError as end:
             self._leave(link, resumable=end.code in RESUMABLE)
@@ -251,6 +306,7 @@ class VerifySessions:
             raise
         finally:
             self._links.discard(link)
+            link.forget()
 
     def close(self) -> None:
         """End all sessions, as when the server ends."""
@@ -418,11 +474,13 @@ class VerifySessions:
         """
         stream, base, ids = session.stream, propose.base, propose.ids
         end = base + (1 if ids else max(1, propose.want))
+        link.on_end = stream.wake
         if ids:
             session.drafter.offer(base, ids)
         while True:
             began = perf_counter_ns()
-            await stream.reach(base + 1, ahead=min(end - base, AHEAD) - 1)
+            await stream.reach(base + 1, min(end - base, AHEAD) - 1, lambda: link.open)
+            link.require_open()
             spent_us = (perf_counter_ns() - began) // 1000
             tokens, over = stream.since(base)
             finish = _finish(session, over)
