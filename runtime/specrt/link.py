@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from time import monotonic, sleep
+from time import monotonic, perf_counter_ns, sleep
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -92,7 +92,7 @@ class Link:
             if sock is not None:
                 sock.close()
             raise BrokenError(str(error) or type(error).__name__) from None
-        self._answer_s = options.answer_s
+        self._answer_s, self._open_s = options.answer_s, options.open_s
         self.sent_bytes = self.received_bytes = 0
         """Of frames, without what WebSocket, TLS and TCP add."""
 
@@ -154,6 +154,14 @@ class Link:
             self._check_error(frame)
         return frame
 
+    def ping_ns(self) -> float:
+        """Return how long a ping takes there and back; 0 where it is not answered."""
+        began = perf_counter_ns()
+        with suppress(Exception):
+            if self._websocket.ping().wait(self._open_s):
+                return perf_counter_ns() - began
+        return 0.0
+
     def message(self, kind: str, goes_on: Callable[[], bool] = lambda: True) -> dict[str, Any]:
         """Return the next text frame, which must be of a kind."""
         frame = self.receive(goes_on)
@@ -186,6 +194,8 @@ class Welcome:
     gammas: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    step_us: int
+    """What a token takes there that is decoded alone, in microseconds; 0 when unknown."""
 
     @classmethod
     def of(cls, message: dict[str, Any]) -> Welcome:
@@ -205,6 +215,7 @@ class Welcome:
             tuple(sorted({0, *ids_of(message, "gammas", MOST_DRAFTED + 1)})),
             tuple(ids_of(message, "eos_token_ids", vocabulary)),
             field_of(message, "bos_token_id", int),
+            max(0, field_of(message, "step_us", int, 0)),
         )
 
 
@@ -218,13 +229,21 @@ class Server:
         self._lock = threading.Lock()
         self._free: list[Link] = []
         self._closed = False
+        self.trip_ns = 0.0
+        """What the link takes of a round, there and back; 0 until that is known."""
         link, self.welcome = self._open_patiently(lambda: True)
+        self.note_trip(link.ping_ns())
         self.give_back(link)
 
     @property
     def url(self) -> str:
         """Where it is."""
         return self.address.geturl()
+
+    def note_trip(self, ns: float) -> None:
+        """Take note of what the link took of a round."""
+        ns, known = max(0.0, ns), self.trip_ns
+        self.trip_ns = ns if ns < known or not known else known + (ns - known) / 16
 
     def _open(self) -> tuple[Link, Welcome]:
         link = Link(self.address, self.options)
@@ -268,7 +287,8 @@ class Server:
             if self._free and not fresh:
                 return self._free.pop()
         link, welcome = self._open_patiently(goes_on)
-        if replace(welcome, model="") != replace(self.welcome, model=""):
+        known = self.welcome
+        if replace(welcome, model=known.model, step_us=known.step_us) != known:
             link.close()
             raise LinkError(
                 f"{self.url} has another model than when it was connected to; connect again"

@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -34,6 +35,7 @@ from specrt.loading import OpenedDraft, open_draft
 from specrt.params import AUTO, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import Request
+from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.pool import Models
 from specrt.speculation.round import (
@@ -47,8 +49,11 @@ from specrt.speculation.round import (
     speculate,
 )
 
-PLAIN_RUN = 256
+PLAIN_RUN = 1024
 """Most tokens that the server decodes alone before the device may draft again."""
+
+RUN_TRIPS = 4
+"""How many times the link's delay such a run takes at least, so that the delay is a small part."""
 
 _MOST_WANT = 0xFFFF
 
@@ -94,7 +99,13 @@ def connect(
 def remote_generator(server: Server, draft: OpenedDraft) -> Generator:
     """Return a generator over what is open already, which it closes."""
     batch = draft.engine.batch if draft.engine is not None else 1
-    models = Models(RemoteEngine(server, batch), draft.engine, server.welcome.gammas, gamma=AUTO)
+    models = Models(
+        RemoteEngine(server, batch),
+        draft.engine,
+        server.welcome.gammas,
+        gamma=AUTO,
+        costs=_costs(server),
+    )
     return Generator(
         models,
         draft.tokenizer,
@@ -102,6 +113,19 @@ def remote_generator(server: Server, draft: OpenedDraft) -> Generator:
         draft.notices,
         rounds=lambda request, make_drafter: _rounds(server, models, request, make_drafter),
     )
+
+
+def _costs(server: Server) -> Costs | None:
+    """Return what rounds cost, as far as the server and a ping tell; rounds correct it.
+
+    To draft is to wait for the link; a token that the server decodes alone does not.
+    """
+    welcome, trip_ns = server.welcome, server.trip_ns
+    if not welcome.step_us or not trip_ns:
+        return None
+    assumed, step_ns = Costs.assume(max(welcome.gammas)), 1e3 * welcome.step_us
+    verify_ns = [step_ns, *(trip_ns + step_ns * steps for steps in assumed.verify_ns[1:])]
+    return Costs(tuple(verify_ns), tuple(step_ns * steps for steps in assumed.draft_ns))
 
 
 def _rounds(
@@ -198,6 +222,7 @@ class RemoteTarget:
         """Prompt and text as the server told them; it may be ahead of what was committed here."""
         self._asked = Propose(0, self._prompt, 1)
         """What the server answers now, or answered last."""
+        self._asked_ns = 0
         self._run = 1
         """How many tokens the server decodes alone when it is asked to next."""
         self._finish = 0
@@ -265,11 +290,14 @@ class RemoteTarget:
 
     def _next(self, base: int, ids: Sequence[int]) -> Propose:
         """Return the next proposal; runs of the server alone become longer, until one drafts."""
+        number = self._asked.round + 1
         if ids:
             self._run = 1
-            return Propose(self._asked.round + 1, base, 1, ids)
-        want, self._run = min(self._run, self.limit - base), min(2 * self._run, PLAIN_RUN)
-        return Propose(self._asked.round + 1, base, want)
+            return Propose(number, base, 1, ids)
+        least = RUN_TRIPS * self._server.trip_ns / self.plain_ns if self.plain_ns else 1
+        self._run = min(max(self._run, int(least)), PLAIN_RUN)
+        want, self._run = min(self._run, self.limit - base), 2 * self._run
+        return Propose(number, base, want)
 
     def _begun(self, hello: str, *, fresh: bool, reason: str = "") -> dict[str, Any]:
         """Return what the server answers to a `hello`, which is sent again where a link breaks.
@@ -289,7 +317,7 @@ class RemoteTarget:
 
     def _ask(self, propose: Propose) -> None:
         """Send a proposal; where the link broke that is noticed when the answer is heard."""
-        self._asked = propose
+        self._asked, self._asked_ns = propose, perf_counter_ns()
         if self._link is not None:
             try:
                 self._link.send(propose.pack())
@@ -346,6 +374,9 @@ class RemoteTarget:
                 f"a verdict is about position {verdict.base} and accepts {verdict.accepted} "
                 f"tokens; this device has {len(text)} and proposed {len(asked.ids)}"
             )
+        if verdict.round and verdict.base == asked.base:
+            spent_ns = perf_counter_ns() - self._asked_ns
+            self._server.note_trip(spent_ns - 1000 * verdict.verify_us)
         known = [*asked.ids[: verdict.accepted], *verdict.ids]
         if max(known, default=0) >= self._server.welcome.vocab_size:
             raise FrameError(f"a verdict holds the id {max(known)}; expected ids of the vocabulary")

@@ -279,6 +279,8 @@ class VerifySessions:
         self._links: set[_Link] = set()
         models = generator.models
         self._vocabulary = models.target.geometry.vocab_size
+        self._step_us = models.costs.verify_ns[0] / 1e3 if models.costs is not None else 0.0
+        """What a token takes that is decoded alone, as tuned and then as seen; 0 when unknown."""
         self._gammas = sorted(gamma for gamma in models.gammas if gamma <= MOST_DRAFTED)
 
     def __len__(self) -> int:
@@ -346,6 +348,7 @@ class VerifySessions:
             gammas=self._gammas,
             eos_token_ids=made.eos_token_ids,
             bos_token_id=made.tokenizer.bos_token_id,
+            step_us=round(self._step_us),
             limits=asdict(self.limits),
         )
 
@@ -484,6 +487,9 @@ class VerifySessions:
             spent_us = (perf_counter_ns() - began) // 1000
             tokens, over = stream.since(base)
             finish = _finish(session, over)
+            if not ids and tokens and base > propose.base:
+                step_us = spent_us / len(tokens)
+                self._step_us += (step_us - self._step_us) / (16 if self._step_us else 1)
             for frame in _frames(propose, base, spent_us, _shared(ids, tokens), tokens, finish):
                 await link.send(frame)
             base, ids = base + len(tokens), ()
