@@ -12,9 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route, WebSocketRoute
+from fastapi import FastAPI
 
 from specrt.frames import PATH
 from specrt.serve.verify_sessions import VerifySessions
@@ -45,19 +43,15 @@ class Loop:
 
 
 @contextmanager
-def served(sessions: VerifySessions, more: Callable[..., Any] | None = None) -> Iterator[int]:
-    """Serve sessions on a port of the loopback, and `/more` beside them."""
-
-    async def other(request: Any) -> PlainTextResponse:
-        assert more is not None
-        return PlainTextResponse(await more())
-
-    routes = [WebSocketRoute(PATH, sessions.endpoint), Route("/more", other)]
+def served(sessions: VerifySessions) -> Iterator[int]:
+    """Serve sessions on a port of the loopback."""
+    application = FastAPI()
+    application.add_api_websocket_route(PATH, sessions.endpoint)
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     sock.listen()
     config = uvicorn.Config(
-        Starlette(routes=routes), log_level="error", lifespan="off", timeout_graceful_shutdown=1,
+        application, log_level="error", lifespan="off", timeout_graceful_shutdown=1,
         ws_max_size=1 << 20, ws_per_message_deflate=False, ws="websockets-sansio",
     )  # fmt: skip
     server = uvicorn.Server(config)

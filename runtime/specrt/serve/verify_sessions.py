@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from specrt.aio import PacedStream
 from specrt.errors import CapacityError, RequestError, SpecrtError
@@ -36,9 +38,6 @@ from specrt.frames import (
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round
-
-if TYPE_CHECKING:
-    from starlette.websockets import WebSocket
 
 _QUEUED = 8
 """Frames of a device that are read before the first of them is answered."""
@@ -193,8 +192,6 @@ class _Link:
 
         Raises: _LinkEndedError.
         """
-        from starlette.websockets import WebSocketDisconnect
-
         try:
             if isinstance(frame, str):
                 await self._websocket.send_text(frame)
@@ -266,7 +263,7 @@ class VerifySession:
 class VerifySessions:
     """The sessions of all devices, as rows of a generator among its other requests.
 
-    For one event loop; `endpoint` is the WebSocket route.
+    For one event loop; `endpoint` is the WebSocket route, to be added at `specrt.frames.PATH`.
     """
 
     def __init__(
