@@ -47,9 +47,11 @@ specrt_export.safetensors_file
 specrt_export.precision
 specrt_export.atomic_folder
 specrt_export
+specrt.remote
 specrt.loading
 specrt.tuning
 specrt.session
+specrt.link
 specrt.generator
 specrt.aio
 specrt.scheduler
@@ -67,6 +69,7 @@ specrt.bundle specrt.params
 specrt.constraints
 specrt.records
 specrt.held_file
+specrt.frames
 specrt.errors
 specrt
 """
@@ -80,6 +83,7 @@ ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}
 OPENERS = ("specrt.engine.", "specrt_export")
 NEVER_AT_START = BUILD_MACHINE | ENGINE_LIBRARIES
 NEVER_AT_START |= {"specrt_export", "jinja2", "click", "rich", "llguidance"}
+NEVER_AT_START |= {"websockets", "starlette", "fastapi", "uvicorn"}
 
 
 def modules() -> dict[str, Path]:

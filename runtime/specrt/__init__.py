@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         BundleError,
         CapacityError,
         EngineError,
+        LinkError,
         RequestError,
         SpecrtError,
     )
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from specrt.loading import LLM, load
     from specrt.loading import load as open  # noqa: A004
     from specrt.params import SamplingParams
+    from specrt.remote import connect
     from specrt.sampling.distribution import Logprob
     from specrt.session import Session
     from specrt.text.chat_template import ChatTemplate, read_template
@@ -39,6 +41,7 @@ __all__ = [
     "Completion",
     "EngineError",
     "Generator",
+    "LinkError",
     "Logprob",
     "RequestError",
     "SamplingParams",
@@ -46,6 +49,7 @@ __all__ = [
     "SpecrtError",
     "Stream",
     "__version__",
+    "connect",
     "load",
     "open",
     "read_template",
@@ -61,12 +65,14 @@ _HOMES = {
     "Completion": "completion",
     "EngineError": "errors",
     "Generator": "generator",
+    "LinkError": "errors",
     "Logprob": "sampling.distribution",
     "RequestError": "errors",
     "SamplingParams": "params",
     "Session": "session",
     "SpecrtError": "errors",
     "Stream": "completion",
+    "connect": "remote",
     "load": "loading",
     "open": "loading",
     "read_template": "text.chat_template",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.scheduler.request import Request
 from specrt.scheduler.scheduler import Scheduler
+
+LINGER_S = 0.05
+"""How long the thread waits for requests that make rounds as they are told to: such a round comes
+soon after the one before, and to start a thread takes longer than to wake one."""
 
 
 class Worker:
@@ -20,8 +25,8 @@ class Worker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = threading.Lock()
-        """Guards the next two, never during a pass."""
+        self._lock = threading.Condition(threading.Lock())
+        """Guards the next two, never during a pass; it tells the thread of requests."""
         self._requests: list[Request] = []
         self._thread: threading.Thread | None = None
         self._last: threading.Thread | None = None
@@ -38,6 +43,8 @@ class Worker:
                 self._requests.append(request)
             if self._thread is None:
                 self._thread = self._last = self._started()
+            else:
+                self._lock.notify()
 
     def join(self) -> None:
         """Wait for the thread to end, once the scheduler is closed."""
@@ -56,7 +63,9 @@ class Worker:
         return thread
 
     def _work(self) -> None:
-        while requests := self._runnable():
+        lingers = False
+        while requests := self._runnable(lingers):
+            lingers = any(request.until is not None for request in requests)
             try:
                 self._scheduler.advance(requests)
             except BaseException as error:  # the generator was closed, or a step was broken off
@@ -64,10 +73,13 @@ class Worker:
                     for request in requests:
                         request.fail(error)
 
-    def _runnable(self) -> list[Request]:
+    def _runnable(self, lingers: bool) -> list[Request]:
         """Return what is to be run; the thread ends when that is nothing."""
         with self._lock:
             self._requests = [r for r in self._requests if r.runnable]
+            if lingers and not self._requests and not self._scheduler.lock.closed:
+                self._lock.wait(LINGER_S)
+                self._requests = [r for r in self._requests if r.runnable]
             if not self._requests:
                 self._thread = None
             return list(self._requests)
@@ -169,6 +181,80 @@ class AsyncStream(AsyncIterator[Chunk]):
                 await updated
         finally:
             request.on_update = None
+
+
+class PacedStream:
+    """A request that makes rounds as it is told to; any number of tasks of one loop may wait.
+
+    It has no chunks: what it came to so far is read by `since`.
+    """
+
+    def __init__(self, request: Request, worker: Worker) -> None:
+        self.completion = request.completion
+        self.prompt = tuple(request.tokens)
+        self._request = request
+        self._worker = worker
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the tasks that wait."""
+        request.collected, request.until = True, len(self.prompt)
+        request.on_update = self._on_update
+
+    @property
+    def limit(self) -> int:
+        """Tokens of prompt and text at which it ends."""
+        return self._request.limit
+
+    def since(self, length: int) -> tuple[list[int], bool]:
+        """Return the tokens behind the first `length` of prompt and text; whether the text ended.
+
+        Tokens behind an end or a stop string are not part of it.
+        """
+        with self._request.lock:
+            return self.completion.token_ids[length - len(self.prompt) :], self._request.over
+
+    async def reach(
+        self, length: int, ahead: int = 0, wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Wait until prompt and text have so many tokens, or the text ends.
+
+        It goes on by itself until it has so many tokens more. `wanted` is asked again at `wake`.
+        Raises: RequestError, EngineError: what ended it before its time.
+        """
+        request = self._request
+        self._loop = loop = asyncio.get_running_loop()
+        request.until = max(request.until or 0, length + ahead)
+        while True:
+            waits = loop.create_future()
+            self._waiting.add(waits)  # before anything is looked at: no update is missed
+            try:
+                if request.error is not None:
+                    raise request.error
+                if (
+                    not wanted()
+                    or request.over
+                    or len(self.prompt) + len(self.completion.token_ids) >= length
+                ):
+                    return
+                self._worker.run(request)
+                await waits
+            finally:
+                self._waiting.discard(waits)
+
+    def drop(self) -> None:
+        """End it; its row is free at once."""
+        self._request.drop()
+        self.wake()
+
+    def _on_update(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop was closed, and no task waits any more
+                self._loop.call_soon_threadsafe(self.wake)
+
+    def wake(self) -> None:
+        """Let those that wait look whether they still have to."""
+        for future in list(self._waiting):
+            _resolve(future)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

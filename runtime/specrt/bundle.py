@@ -372,18 +372,23 @@ class Bundle:
     """What was hashed, by name: to be read instead of the files."""
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
+    def open(cls, path: str | Path, *, without_target: bool = False) -> Bundle:
         """Open a bundle after checking format, machine and files.
 
+        `without_target` leaves the target's files alone, which need not be there.
         Raises: BundleError naming what is wrong and what to run.
         """
         folder = Path(path)
         manifest = read_manifest(folder)
         _check_machine(folder, manifest)
         check_unlisted(folder, manifest)
+        names = list(manifest.files)
+        if without_target:
+            home = PurePosixPath(manifest.target.engine).parent
+            names = [name for name in names if not PurePosixPath(name).is_relative_to(home)]
         with ThreadPoolExecutor(max_workers=4) as pool:
-            held = pool.map(lambda name: hold_listed(folder, manifest, name), manifest.files)
-            return cls(folder, manifest, dict(zip(manifest.files, held, strict=True)))
+            held = pool.map(lambda name: hold_listed(folder, manifest, name), names)
+            return cls(folder, manifest, dict(zip(names, held, strict=True)))
 
     def beside(self, engine: str) -> dict[str, HeldFile]:
         """Return what was hashed in the folder of an engine, by name in it."""

@@ -232,7 +232,8 @@ class Completion:
     """One completion, its counts and times; final once `finish_reason` is set."""
 
     prompt_tokens: int
-    seed: int
+    seed: int | None
+    """None where a server drew it and keeps it to itself."""
     speculation: SpeculationStats
     timings: Timings
     text: str = ""

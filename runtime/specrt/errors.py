@@ -45,6 +45,10 @@ class CapacityError(RequestError):
     """A prompt does not fit the context the bundle was built for."""
 
 
+class LinkError(SpecrtError):
+    """The link to a server cannot be made or kept, or the server ended a session."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the nearest known word, or the list of them."""
     words = sorted(known)

@@ -11,7 +11,7 @@ from operator import index
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
-from specrt.aio import AsyncStream, Worker
+from specrt.aio import AsyncStream, PacedStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import Engine
 from specrt.errors import CapacityError, RequestError, reason_of
@@ -20,9 +20,11 @@ from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import build_processors
 from specrt.scheduler.request import OutputProcessor, Request
-from specrt.scheduler.scheduler import RequestSource, Scheduler
+from specrt.scheduler.scheduler import BeginRounds, RequestSource, Scheduler, engine_rounds
+from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
+from specrt.speculation.round import Drafter
 from specrt.speculation.target import check_verifier
 from specrt.system.memory import trim_heap
 from specrt.text.tokenizer import Tokenizer
@@ -225,6 +227,7 @@ class RequestFactory:
     ) -> Request:
         models = self._models
         completion.prompt_tokens = len(tokens)
+        assert completion.seed is not None, "it was given or drawn"
         return Request(
             tokens,
             # The last token is never fed, so one more than fits the buffers can be committed.
@@ -305,11 +308,13 @@ class Generator:
         notices: Sequence[str] = (),
         *,
         prompt_cache: bool = True,
+        rounds: BeginRounds = engine_rounds,
     ) -> None:
         self.tokenizer = tokenizer
         self.models = models
+        self.eos_token_ids = tuple(eos_token_ids)
         self._notices = tuple(notices)
-        self._scheduler = Scheduler(models, prompt_cache=prompt_cache)
+        self._scheduler = Scheduler(models, prompt_cache=prompt_cache, rounds=rounds)
         self._requests = RequestFactory(models, tokenizer, eos_token_ids, self._scheduler)
         self._worker = Worker(self._scheduler)
 
@@ -377,6 +382,28 @@ class Generator:
     ) -> Completion:
         """Complete a prompt and return the whole of it; see `astream`."""
         return await self.astream(prompt, params, **options).finish()
+
+    def paced(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        drafter: Drafter,
+        *,
+        parse_special: bool = True,
+    ) -> PacedStream:
+        """Complete a prompt round by round, as it is told to, with a drafter of its own.
+
+        While it is not told to go on it pauses, and its row goes to others as that of a stream that
+        is not read.
+        Raises: RequestError, CapacityError.
+        """
+        request = self._requests.one(
+            prompt, params, gamma=0, drafter=NO_DRAFTER, parse_special=parse_special
+        )
+        request.drafter = drafter
+        counts = request.completion.speculation
+        counts.gamma, counts.drafter = max(self.models.gammas), "remote"
+        return PacedStream(request, self._worker)
 
     def generate_many(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
@@ -71,6 +71,43 @@ def load(
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
     return Generator(models, tokenizer, manifest.eos_token_ids, told, prompt_cache=prompt_cache)
+
+
+class OpenedDraft(NamedTuple):
+    """What a device needs whose target is a server's."""
+
+    engine: Engine | None
+    """None in a bundle without a draft model."""
+    tokenizer: Tokenizer
+    notices: list[str]
+
+
+def open_draft(
+    bundle: str | Path,
+    *,
+    threads: int | None = None,
+    owns_process: bool = False,
+    bos_token_id: int | None = None,
+) -> OpenedDraft:
+    """Open draft model and tokenizer of a bundle; the target's files need not be there.
+
+    `bos_token_id` is the one of the target. The rest is as for `load`.
+    Raises: BundleError, EngineError, RequestError.
+    """
+    opened = Bundle.open(bundle, without_target=True)
+    manifest = opened.manifest
+    tokenizer = Tokenizer(opened.file(TOKENIZER), bos_token_id, bytes(opened.held[TOKENIZER].data))
+    draft, cores = manifest.draft, _cores(threads)
+    if draft is None:
+        told = f"{opened.path} has no draft model: n-gram lookup drafts"
+        return OpenedDraft(None, tokenizer, [told])
+    backend = backend_of(manifest, draft)
+    backend.check_versions(opened.path, manifest.versions)
+    if owns_process:
+        backend.share_threads(cores)
+    notice = backend.notice(manifest.versions)
+    engine = _open_model(opened, draft, cores)
+    return OpenedDraft(engine, tokenizer, [notice] if notice else [])
 
 
 def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> FusedRounds | None:

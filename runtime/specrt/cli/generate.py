@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -63,6 +64,12 @@ Source = str | list[int] | FilePrompts
 )
 @completion_options
 @logprob_options
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="Draft here and verify there: ws://HOST:8080 of `specrt serve --verify`. BUNDLE's target "
+    "is not opened. A key is read from SPECRT_API_KEY.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
 def command(
@@ -79,6 +86,7 @@ def command(
     drafter: str | None,
     threads: int | None,
     memory: int | None,
+    remote: str | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -105,8 +113,7 @@ def command(
             "--no-parse-special was given with --chat, whose messages are text whatever they hold; "
             "leave it out"
         )
-    most = memory * 10**6 if memory is not None else None
-    with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
+    with _opened(bundle, remote, memory, threads, owns_process) as generator:
         print_notices(generator.notices)
         if chat:
             source = _encoded(source, _chat_encoder(bundle, generator.tokenizer))
@@ -128,6 +135,24 @@ def command(
         note_full_context(generator, [stream.completion], params)
     report(stream.completion, as_json, graphs)
     return 130 if interrupted else 0
+
+
+def _opened(
+    bundle: Path, remote: str | None, memory: int | None, threads: int | None, owns_process: bool
+) -> Generator:
+    """Open a bundle, or its draft for a target on a server."""
+    most = memory * 10**6 if memory is not None else None
+    if remote is None:
+        return load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most)
+    from specrt.link import LinkOptions
+    from specrt.remote import connect
+
+    if memory is not None:
+        raise RequestError(
+            "--memory was given with --remote, whose target is the server's; leave one of them out"
+        )
+    link = LinkOptions(api_key=os.environ.get("SPECRT_API_KEY"))
+    return connect(remote, bundle, threads=threads, owns_process=owns_process, link=link)
 
 
 Encode = Callable[[str], list[int]]

@@ -16,7 +16,7 @@ from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import GammaPolicies
-from specrt.speculation.round import Round, Rounds
+from specrt.speculation.round import Drafter, Round, Rounds
 from specrt.text.detokenizer import StopStrings
 from specrt.text.tokenizer import Tokenizer
 
@@ -165,6 +165,10 @@ class Request:
     output: OutputProcessor
     caches: list[KVCache]
     """What the KV buffers of its slot hold of its text, the target's first."""
+    drafter: Drafter | None = None
+    """Proposes for it, where that is none of `DRAFTERS`."""
+    until: int | None = None
+    """Tokens at which it pauses until this is raised; it goes on by itself when None."""
     fresh: bool = False
     """Whether its whole prompt is to be read, whatever a slot holds of it."""
     collected: bool = False
@@ -196,8 +200,9 @@ class Request:
 
     @property
     def paused(self) -> bool:
-        """Whether it waits until its chunks are fetched."""
-        return len(self.chunks) >= AHEAD
+        """Whether it waits until its chunks are fetched, or until it is told to go on."""
+        told = self.until is None or len(self.tokens) < self.until
+        return len(self.chunks) >= AHEAD or not told
 
     @property
     def runnable(self) -> bool:

@@ -17,10 +17,19 @@ from specrt.scheduler.executor import INTERRUPTS, ActiveSlot, BatchExecutor, Ste
 from specrt.scheduler.request import Request
 from specrt.scheduler.slots import Slot, SlotTable
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
-from specrt.speculation.round import Rounds, speculate
+from specrt.speculation.round import Drafter, Rounds, speculate
 from specrt.speculation.target import EngineTarget
 
 T = TypeVar("T")
+
+BeginRounds = Callable[[Request, Callable[[], Drafter]], Rounds]
+"""Returns the rounds of a request; it is called with what makes its drafter."""
+
+
+def engine_rounds(request: Request, make_drafter: Callable[[], Drafter]) -> Rounds:
+    """Return rounds whose target is an engine of this process."""
+    target = EngineTarget(request.caches[0], request.params, request.noise, request.processors)
+    return speculate(target, make_drafter(), request.tokens, request.limit)
 
 
 class EngineLock:
@@ -113,10 +122,15 @@ class Scheduler:
     pauses, and makes room for others that wait, once it has made enough for being read again; it
     goes on where it was, once it is fetched again.
 
+    `rounds` begins the rounds of each request.
+
     Threads: any may fetch; they run steps in turn.
     """
 
-    def __init__(self, models: Models, *, prompt_cache: bool = True) -> None:
+    def __init__(
+        self, models: Models, *, prompt_cache: bool = True, rounds: BeginRounds = engine_rounds
+    ) -> None:
+        self._begin = rounds
         self._engines = [e for e in (models.target, models.draft) if e is not None]
         self._slots = SlotTable(self._engines, prompt_cache=prompt_cache)
         self._executor = BatchExecutor(models.target, models.draft, max(models.gammas) + 2)
@@ -307,22 +321,20 @@ class Scheduler:
     def _rounds(self, request: Request) -> Rounds:
         """Return the rounds of a request, drafted with what the policies of others learned."""
         request.policies = policies = self.drafters.borrow()
-        counts, params, processors = (
-            request.completion.speculation,
-            request.params,
-            request.processors,
-        )
-        drafter = self.drafters.make(
-            policies,
-            counts.drafter,
-            counts.gamma,
-            params,
-            request.noise,
-            processors,
-            request.caches,
-        )
-        target = EngineTarget(request.caches[0], params, request.noise, processors)
-        return speculate(target, drafter, request.tokens, request.limit)
+        counts = request.completion.speculation
+
+        def make_drafter() -> Drafter:
+            return request.drafter or self.drafters.make(
+                policies,
+                counts.drafter,
+                counts.gamma,
+                request.params,
+                request.noise,
+                request.processors,
+                request.caches,
+            )
+
+        return self._begin(request, make_drafter)
 
     def _release(self, request: Request) -> None:
         """Drop what a request that is over has used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -161,6 +162,8 @@ class Tokenizer:
             raise BundleError(
                 f"{path} is not a tokenizer: {error}; build the bundle again"
             ) from error
+        self.sha256 = hashlib.sha256(found).hexdigest()
+        """Of its file."""
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self.bos_token_id = bos_token_id
