@@ -77,3 +77,22 @@ def test_what_cannot_be_served_is_one_line(codelet: Path, tmp_path: Path) -> Non
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for")
     assert "Jinja" in refused(str(codelet), "--port", "0", "--chat-template", str(broken))
+
+
+def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:
+    prompt = ["--prompt", "def f(", "--max-tokens", "30", "--temperature", "0.8", "--seed", "3"]
+
+    def text(*options: str) -> str:
+        words = [*COMMAND, "generate", str(codelet), *prompt, "--threads", "1", *options]
+        variables = {**os.environ, "SPECRT_API_KEY": "k"}
+        return subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL, env=variables)
+
+    with started(codelet, "--verify", SPECRT_API_KEY="k") as (url, _):
+        remote = url.replace("http", "ws")
+        assert text("--remote", remote, "--gamma", "4") == text("--gamma", "0")
+        refused_ = subprocess.run(
+            [*COMMAND, "generate", str(codelet), *prompt, "--remote", remote],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert refused_.returncode == 2
+        assert "key" in refused_.stderr

@@ -259,6 +259,7 @@ def test_a_server_with_a_key_is_asked_again_with_it(open_page: Open, server: Pag
     expect(page.locator("#about")).to_contain_text("codelet")
     server.key = "another"
     ask(page, "again")
+    expect(dialog).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("alert")).to_contain_text("(401): the API key is missing or wrong")
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]

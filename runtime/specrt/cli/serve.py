@@ -16,7 +16,7 @@ import click
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import print_notices
 from specrt.errors import RequestError
-from specrt.serve import ServerOptions, app
+from specrt.serve import ServerOptions, VerifyLimits, app
 from specrt.text.prompt_file import read_text
 
 KEY = "SPECRT_API_KEY"
@@ -50,6 +50,9 @@ KEY = "SPECRT_API_KEY"
     type=click.Path(path_type=Path),
     help="Jinja file in place of the bundle's chat template.",
 )
+@click.option(
+    "--verify", is_flag=True, help="Let devices draft for this target: `generate --remote`."
+)
 @click.option("--threads", type=int, help="Cores to use; every one without it.")
 @click.option(
     "--drain",
@@ -71,6 +74,7 @@ def command(
     max_queue: int,
     metrics_prefix: str,
     chat_template: Path | None,
+    verify: bool,
     threads: int | None,
     drain: int,
     log_requests: bool,
@@ -86,6 +90,7 @@ def command(
         max_queue=max_queue,
         metrics_prefix=metrics_prefix,
         chat_template=chat_template,
+        verify=VerifyLimits() if verify else None,
         threads=threads,
         owns_process=owns_process,
     )
@@ -144,6 +149,9 @@ def _serve(
         log_level="info" if log_requests else "warning",
         access_log=log_requests,
         timeout_graceful_shutdown=drain,
+        ws="websockets-sansio",
+        ws_max_size=1 << 20,
+        ws_per_message_deflate=False,  # ids do not shrink
         server_header=False,
     )
     # uvicorn raises the signal again once it has ended: that is no failure here.

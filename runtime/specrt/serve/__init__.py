@@ -8,8 +8,9 @@ from specrt.errors import RequestError, how_to_install
 
 if TYPE_CHECKING:
     from specrt.serve.application import ServerOptions, app
+    from specrt.serve.verify_sessions import VerifyLimits
 
-__all__ = ["ServerOptions", "app"]
+__all__ = ["ServerOptions", "VerifyLimits", "app"]
 
 
 def __getattr__(name: str) -> Any:

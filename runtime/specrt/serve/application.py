@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
 from specrt.errors import RequestError, SpecrtError
+from specrt.frames import PATH
 from specrt.loading import load
 from specrt.serve.admission import OverloadError
 from specrt.serve.bodies import DetokenizeBody, TokenizeBody
 from specrt.serve.completion_routes import completion_routes
 from specrt.serve.sending import error_body, error_response
 from specrt.serve.service import Service, UnknownModelError
+from specrt.serve.verify_sessions import VerifyLimits, VerifySessions
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
 
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
@@ -50,6 +52,8 @@ class ServerOptions:
     """`vllm` gives the names that tools for vLLM look for."""
     chat_template: Path | None = None
     """A file with a Jinja template, in place of the bundle's."""
+    verify: VerifyLimits | None = None
+    """Lets devices draft for this target (docs/remote.md), within these limits."""
     threads: int | None = None
     """Cores to use; every one when None."""
     owns_process: bool = False
@@ -85,11 +89,16 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
 
 def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
+    sessions = None
+    if options.verify is not None:
+        sessions = VerifySessions(service.generator, options.verify, name=service.name)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         service.admission.draining = True
+        if sessions is not None:
+            sessions.close()
         await to_thread(service.generator.close)
 
     made = FastAPI(
@@ -104,6 +113,8 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     _add_errors(made, service)
     for routes in (status_routes, model_routes, completion_routes):
         made.include_router(routes(service))
+    if sessions is not None:
+        made.add_api_websocket_route(PATH, sessions.endpoint)
     made.add_middleware(AccessControl, options=options, service=service)
     return made
 
