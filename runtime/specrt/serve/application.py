@@ -191,7 +191,12 @@ def model_routes(service: Service) -> APIRouter:
             given = (body.add_special_tokens, body.add_special)
             special = next((one for one in given if one is not None), default)
             ids = tokenizer.encode(text, special=special) if text else []
-        return {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+        tokens = (
+            [{"id": token, "piece": tokenizer.piece(token)} for token in ids]
+            if body.with_pieces
+            else ids
+        )
+        return {"tokens": tokens, "count": len(ids), "max_model_len": service.context}
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:

@@ -86,7 +86,7 @@ def _describe(path: str, operation: dict[str, Any]) -> None:
     if path in _STREAMED:
         answers["200"]["content"] = {
             "application/json": {"schema": {"type": "object"}},
-            "text/event-stream": {"schema": _TEXT},
+            "text/event-stream": {},
         }
     elif path == "/metrics":
         answers["200"]["content"] = {"text/plain": {"schema": _TEXT}}
