@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
     "tokens": [1], "max_output_tokens": 4, "stop": ["x"], "tools": [], "gamma": 2,
 }  # fmt: skip
 ODD = (
-    None, True, -1, 0, 10**30, -(10**400), 1.5, 1e308, "", "\ud800", "\0" * 99, "a" * 9999, [], [[]],
+    None, True, -1, 0, 10**30, -(10**400), 1.5, 1e308, "", "\ud800", "\0" * 99, "a" * 999, [], [[]],
     {}, {"type": {}}, [None], [{}], [{"role": []}], {"\ud800": "\udfff"}, [1] * 9999,
     [{"type": "function", "function": {"name": "\ud800"}}],
 )  # fmt: skip
