@@ -192,8 +192,10 @@ def clients(given: argparse.Namespace) -> None:
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     asyncio.run(load(given.url, code_prompts(2), 2, 8))
     for count in given.clients:
-        prompts = code_prompts(max(2 * count, given.least))
         for gamma in (0, "auto"):
+            # Another beginning each time: what was read before is of no use.
+            code = code_prompts(max(2 * count, given.least))
+            prompts = [f"# {gamma} {count} {n}\n{prompt}" for n, prompt in enumerate(code)]
             timings, took = asyncio.run(load(given.url, prompts, count, given.tokens, gamma=gamma))
             rate = sum(one.tokens for one in timings) / took
             first = _percentiles([1e3 * one.arrivals[0] for one in timings])

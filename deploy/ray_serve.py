@@ -75,7 +75,10 @@ def build(arguments: dict[str, str]) -> serve.Application:
     replicas = _replicas(options, routed=routed).bind(options)
     if not routed:
         return replicas
-    return replicas._with_ingress_request_router(PrefixRouter.bind(replicas))
+    router = serve.deployment(
+        PrefixRouter, num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
+    )
+    return replicas._with_ingress_request_router(router.bind(replicas))
 
 
 def _replicas(options: FleetOptions, *, routed: bool) -> serve.Deployment:
@@ -188,7 +191,6 @@ async def _queue(replica: RunningReplica) -> int:
     return _UNKNOWN
 
 
-@serve.deployment(num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class PrefixRouter:
     """What HAProxy asks before it forwards a request."""

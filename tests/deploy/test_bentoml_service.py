@@ -11,7 +11,17 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from support.fleets import Watched, answers, complete, descendants, free_port, lose, started, until
+from support.fleets import (
+    Watched,
+    answers,
+    complete,
+    connections,
+    descendants,
+    free_port,
+    lose,
+    started,
+    until,
+)
 
 pytestmark = [
     pytest.mark.nightly,
@@ -61,7 +71,7 @@ def test_the_openai_client_is_answered(bento: Bento) -> None:
 
 def test_a_worker_that_dies_takes_only_its_own_streams(bento: Bento) -> None:
     streams = [Watched(bento.url, f"def part_{n}(") for n in range(6)]
-    whole, broken = lose(bento.workers[0], streams)
+    whole, broken = lose(max(bento.workers, key=connections), streams, begun=1)
     assert broken
     assert all(stream.error is not None for stream in broken)
     until(lambda: answers(bento.url), 60)

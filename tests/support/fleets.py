@@ -123,9 +123,15 @@ class Watched(threading.Thread):
             self.error = error
 
 
-def lose(pid: int, streams: Sequence[Watched]) -> tuple[list[Watched], list[Watched]]:
-    """Kill a process in the middle of streams; return those that ended whole, and the others."""
-    until(lambda: all(stream.chunks > 5 for stream in streams), 60, lambda: _state(streams))
+def lose(
+    pid: int, streams: Sequence[Watched], begun: int | None = None
+) -> tuple[list[Watched], list[Watched]]:
+    """Kill a process in the middle of streams; return those that ended whole, and the others.
+
+    So many streams, all when None, have begun by then; others wait for the row of their server.
+    """
+    wanted = len(streams) if begun is None else begun
+    until(lambda: sum(s.chunks > 5 for s in streams) >= wanted, 60, lambda: _state(streams))
     os.kill(pid, signal.SIGKILL)
     for stream in streams:
         stream.join(120)
