@@ -153,10 +153,13 @@ def overhead(given: argparse.Namespace) -> None:
         asyncio.run(load(url, prompts[:2], 1, given.tokens))
         for prompt in prompts[:2]:
             generator.generate(prompt, params)
-        for prompt in prompts:
-            # Both hold nothing of a prompt when it comes, as it is another one each time.
+        for turn, prompt in enumerate(prompts):
+            # Neither holds a prompt when it comes, as it is another one each time.
+            if turn % 2:
+                timing = asyncio.run(request(url, prompt, given.tokens))
             first, rate = _streamed(generator, prompt, params)
-            timing = asyncio.run(request(url, prompt, given.tokens))
+            if not turn % 2:
+                timing = asyncio.run(request(url, prompt, given.tokens))
             there = timing.tokens / timing.arrivals[-1]
             rows.append((rate, there, first * 1e3, timing.arrivals[0] * 1e3))
             ratios.append(there / rate)
