@@ -26,7 +26,7 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export setup-serve engines generate serve test lint check bench gpu-check clean
+.PHONY: help setup setup-export setup-serve engines generate serve test test-deploy lint check bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,13 @@ $(VENV)/.export: $(VENV)/.runtime requirements/export.txt
 	@$(PIP) -r requirements/export.txt
 	@touch $@
 
+# Ray and BentoML are large and pin much: a virtual environment of their own.
+$(VENV)-deploy/.installed: $(VENV)/.runtime requirements/deploy.txt requirements/test.txt
+	@$(PYTHON) -m venv $(VENV)-deploy
+	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/runtime.txt -e .
+	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check -r requirements/test.txt -r requirements/deploy.txt
+	@touch $@
+
 setup: $(VENV)/.runtime ## make .venv with what building and running need (no torch)
 
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
@@ -79,6 +86,9 @@ serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:808
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
+test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them
+	@$(VENV)-deploy/bin/python -m pytest tests/deploy -m "nightly or not nightly" $(ARGS)
+
 lint: $(VENV)/.export $(VENV)/.test ## check formatting, style and types
 	@$(BIN)/ruff format -q --check . && $(BIN)/ruff check -q . && $(BIN)/mypy
 	@find runtime/cpp tests/cpp examples/cpp benchmarks/embedding.c -name '*.[ch]' -o -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run -Werror
@@ -92,5 +102,5 @@ gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minut
 	@$(BIN)/python benchmarks/gpu $(ARGS)
 
 clean: ## remove .venv, bundles and caches
-	rm -rf $(VENV) engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-deploy engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""Dockerfile and KServe manifest, which are not run here: what can be told by reading them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scheduler.support import rows
+from serve.support import serving
+from specrt.cli.serve import KEY, command
+from specrt.serve.application import PUBLIC
+from specrt.text.tokenizer import Tokenizer
+from support.fleets import ROOT
+from support.rows import packed
+
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+MANIFEST: Any = yaml.safe_load((ROOT / "deploy" / "kserve.yaml").read_text())
+CRD = os.environ.get("KSERVE_CRD", "")
+"""KServe's own definition: config/crd/full/serving.kserve.io_inferenceservices.yaml."""
+
+FIELDS = {
+    "predictor": {
+        "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout", "containers",
+        "volumes", "securityContext", "terminationGracePeriodSeconds",
+    },
+    "container": {
+        "name", "image", "args", "ports", "env", "readinessProbe", "livenessProbe", "resources",
+        "securityContext", "volumeMounts",
+    },
+}  # fmt: skip
+
+
+def entrypoint() -> list[str]:
+    found = re.search(r"^ENTRYPOINT (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert found
+    return [str(word) for word in json.loads(found[1])]
+
+
+def options() -> set[str]:
+    return {opt for param in command.params for opt in param.opts if opt.startswith("--")}
+
+
+def test_the_image_starts_the_server_as_it_can_be_started() -> None:
+    program, verb, bundle, *rest = entrypoint()
+    assert (program, verb, bundle) == ("specrt", "serve", "/bundle")
+    assert {word for word in rest if word.startswith("--")} <= options()
+    parsed = command.make_context("serve", [bundle, *rest, *container()["args"]])
+    assert (parsed.params["host"], parsed.params["port"]) == ("0.0.0.0", 8080)
+
+
+def test_the_last_stage_runs_as_nobody_in_particular_and_carries_no_sources() -> None:
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
+    assert len(stages) == 2
+    assert "COPY . ." not in stages[-1]
+    assert re.search(r"^USER [1-9]\d*$", stages[-1], re.MULTILINE)
+    extras = re.search(r"pip install .*\[([\w,]+)\]", DOCKERFILE)
+    assert extras
+    project = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{name} = \[", project, re.MULTILINE) for name in extras[1].split(","))
+
+
+def test_what_is_copied_into_the_image_is_there() -> None:
+    kept = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().split()
+    assert all((ROOT / name[1:]).exists() for name in kept if name.startswith("!"))
+
+
+def container() -> Any:
+    (only,) = MANIFEST["spec"]["predictor"]["containers"]
+    return only
+
+
+def test_the_manifest_has_fields_that_kserve_knows_and_fits_the_image() -> None:
+    assert (MANIFEST["apiVersion"], MANIFEST["kind"]) == (
+        "serving.kserve.io/v1beta1", "InferenceService",
+    )  # fmt: skip
+    predictor, only = MANIFEST["spec"]["predictor"], container()
+    assert predictor.keys() <= FIELDS["predictor"]
+    assert only.keys() <= FIELDS["container"]
+    assert only["name"] == "kserve-container"  # the name by which KServe knows the server
+    assert predictor["minReplicas"] <= predictor["maxReplicas"]
+    drain = int(only["args"][only["args"].index("--drain") + 1])
+    assert predictor["terminationGracePeriodSeconds"] > drain
+    assert f"USER {predictor['securityContext']['runAsUser']}\n" in DOCKERFILE
+    (port,) = only["ports"]
+    assert str(port["containerPort"]) == entrypoint()[-1]
+    (mount,) = only["volumeMounts"]
+    assert mount["mountPath"] == entrypoint()[2]
+    assert mount["name"] in [volume["name"] for volume in predictor["volumes"]]
+    assert [one["name"] for one in only["env"]] == [KEY]
+
+
+def test_the_probes_are_answered_without_a_key(tokenizer: Tokenizer) -> None:
+    only = container()
+    paths = [only[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")]
+    paths += [MANIFEST["metadata"]["annotations"]["prometheus.io/path"]]
+    paths += re.findall(r"127\.0\.0\.1:8080(/\w+)", DOCKERFILE)
+    assert {*paths} <= {*PUBLIC}
+    with serving(rows(packed, 1, tokenizer), api_keys=("k",)) as live:
+        assert all(live.http.get(path).status_code == 200 for path in paths)
+
+
+@pytest.mark.skipif(not CRD, reason="KSERVE_CRD names no file of KServe's definition")
+def test_the_manifest_is_valid_by_kserves_own_schema() -> None:
+    (definition,) = yaml.load_all(Path(CRD).read_text(), yaml.CSafeLoader)
+    (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1beta1"]
+    assert [*faults(MANIFEST, version["schema"]["openAPIV3Schema"])] == []
+    wrong = json.loads(json.dumps(MANIFEST))
+    wrong["spec"]["predictor"]["minReplica"] = wrong["spec"]["predictor"].pop("minReplicas")
+    wrong["spec"]["predictor"]["timeout"] = "600"
+    assert len([*faults(wrong, version["schema"]["openAPIV3Schema"])]) == 2
+
+
+def faults(given: Any, schema: Any, where: str = "") -> list[str]:
+    """Check types, required and unknown fields, and choices, as Kubernetes does."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return [] if isinstance(given, (int, str)) else [f"{where}: {given!r}"]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool,
+             "number": (int, float)}  # fmt: skip
+    kind = schema.get("type")
+    if kind and (not isinstance(given, kinds[kind]) or (kind == "integer" and given is True)):
+        return [f"{where}: {given!r} is no {kind}"]
+    if "enum" in schema and given not in schema["enum"]:
+        return [f"{where}: {given!r} is none of {schema['enum']}"]
+    if isinstance(given, list):
+        return [
+            f for n, one in enumerate(given) for f in faults(one, schema["items"], f"{where}[{n}]")
+        ]
+    if not isinstance(given, dict):
+        return []
+    found = [f"{where}: {key} is missing" for key in schema.get("required", ()) if key not in given]
+    properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
+    for key, value in given.items():
+        if key in properties:
+            found += faults(value, properties[key], f"{where}.{key}")
+        elif isinstance(rest, dict):
+            found += faults(value, rest, f"{where}.{key}")
+        elif properties and not schema.get("x-kubernetes-preserve-unknown-fields"):
+            found.append(f"{where}: {key} is unknown")
+    return found

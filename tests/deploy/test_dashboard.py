@@ -1,0 +1,94 @@
+"""grafana.json and prometheus.yml: every name is one that a server tells."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler.support import rows
+from serve.support import serving
+from specrt.text.tokenizer import Tokenizer
+from support.fleets import ROOT
+from support.rows import packed
+
+DEPLOY = ROOT / "deploy"
+DASHBOARD: Any = json.loads((DEPLOY / "grafana.json").read_text())
+VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+EXPRESSIONS = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]
+FUNCTIONS = {"sum", "avg", "rate", "by", "histogram_quantile", "scalar", "le", "label_values"}
+ADDED = {"instance", "job"}
+"""Labels that Prometheus adds to what it scrapes."""
+
+
+def told(prefix: str, tokenizer: Tokenizer) -> dict[str, set[str]]:
+    """Return the labels of each sample that a server tells after a few requests."""
+    with serving(rows(packed, 2, tokenizer), metrics_prefix=prefix) as live:
+        live.post("/v1/completions", prompt="ab", max_tokens=40, ignore_eos=True, gamma=4)
+        live.refusal("/v1/completions", 400, prompt="x", temperature=-1)
+        text = live.http.get("/metrics").text
+    labels: dict[str, set[str]] = defaultdict(set)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels[sample.name] |= {*sample.labels}
+    return labels
+
+
+@pytest.mark.parametrize("choice", VARIABLES["prefix"]["query"].split(","))
+def test_every_expression_uses_names_that_there_are(choice: str, tokenizer: Tokenizer) -> None:
+    prefix, begin = (part.strip() for part in choice.split(" : "))
+    labels = told(prefix, tokenizer)
+    queries = [v["query"] for v in VARIABLES.values() if v["type"] == "query"]
+    for expression in [*EXPRESSIONS, *queries]:
+        names = re.findall(r"\$\{prefix\}(\w+)", expression)
+        assert names
+        known = set.union(*(labels.get(begin + name, set()) for name in names)) | ADDED
+        for name in names:
+            assert begin + name in labels, expression
+        grouped = {g.strip() for by in re.findall(r"by \(([^)]*)\)", expression)
+                   for g in by.split(",")}  # fmt: skip
+        matched = {*re.findall(r"(\w+)=~", expression)}
+        assert grouped | matched <= known, expression
+
+
+def test_expressions_are_well_formed() -> None:
+    for expression in EXPRESSIONS:
+        bare = re.sub(r'"[^"]*"|\$\{prefix\}\w+|\$\w+', "", expression)
+        for left, right in ("()", "{}", "[]"):
+            assert bare.count(left) == bare.count(right), expression
+        words = {*re.findall(r"[a-z_]{2,}", re.sub(r"\{[^}]*\}|by \([^)]*\)", "", bare))}
+        assert words <= FUNCTIONS, expression
+
+
+def test_panels_show_what_they_promise_and_read_the_chosen_source() -> None:
+    assert VARIABLES["datasource"]["type"] == "datasource"
+    assert all(
+        one["datasource"]["uid"] == "${datasource}" and one["title"] and one["description"]
+        for one in DASHBOARD["panels"]
+    )
+    assert len({one["id"] for one in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    shown = " ".join(EXPRESSIONS)
+    for name in (
+        "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "spec_decode_gamma",
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "num_accepted_tokens_per_pos",
+        "num_draft_tokens", "num_drafts", "request_queue_time_seconds", "fallbacks",
+    ):  # fmt: skip
+        assert name in shown
+    for legend in (t["legendFormat"] for p in DASHBOARD["panels"] for t in p["targets"]):
+        for label in re.findall(r"\{\{(\w+)\}\}", legend):
+            assert f"by ({label})" in shown
+
+
+def test_prometheus_scrapes_the_servers_behind_nginx() -> None:
+    given = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = given["scrape_configs"]
+    assert job["metrics_path"] == "/metrics"
+    upstreams = re.findall(r"^\s+server (\S+) ", (DEPLOY / "nginx.conf").read_text(), re.MULTILINE)
+    assert [t for one in job["static_configs"] for t in one["targets"]] == upstreams
+    seconds = {key: int(value.removesuffix("s")) for key, value in given["global"].items()}
+    assert seconds["scrape_timeout"] < seconds["scrape_interval"]
