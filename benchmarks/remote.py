@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import specrt
 from specrt.completion import Completion
-from specrt.frames import PATH, Propose, Verified
+from specrt.frames import PATH, ProposalFrame, VerdictFrame
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.remote import RemoteTarget
@@ -51,9 +51,9 @@ def serve(bundle: Path, file: int) -> None:
     from starlette.applications import Starlette
     from starlette.routing import WebSocketRoute
 
-    from specrt.serve.verify_sessions import VerifySessions
+    from specrt.serve.verify_sessions import VerifyEndpoint
 
-    sessions = VerifySessions(specrt.load(bundle, threads=1))
+    sessions = VerifyEndpoint(specrt.load(bundle, threads=1))
     application = Starlette(routes=[WebSocketRoute(PATH, sessions.endpoint)])
     config = uvicorn.Config(
         application, log_level="error", lifespan="off", ws_per_message_deflate=False
@@ -117,15 +117,15 @@ class Frames:
     """The frames of one completion, noted as they pass."""
 
     def __init__(self) -> None:
-        self.asked: list[Propose] = []
-        self.told: list[Verified] = []
+        self.asked: list[ProposalFrame] = []
+        self.told: list[VerdictFrame] = []
         ask, take = RemoteTarget._ask, RemoteTarget._take
 
-        def noted_ask(target: RemoteTarget, propose: Propose) -> None:
+        def noted_ask(target: RemoteTarget, propose: ProposalFrame) -> None:
             self.asked.append(propose)
             ask(target, propose)
 
-        def noted_take(target: RemoteTarget, verdict: Verified) -> None:
+        def noted_take(target: RemoteTarget, verdict: VerdictFrame) -> None:
             self.told.append(verdict)
             take(target, verdict)
 

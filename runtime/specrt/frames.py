@@ -1,7 +1,7 @@
 """The frames between a device that drafts and a server that verifies; docs/remote.md has the table.
 
-Text frames are JSON objects with a `type`. Binary frames are little-endian: `Propose` goes up,
-`Verified` comes down. Only tokens cross.
+Text frames are JSON objects with a `type`. Binary frames are little-endian: `ProposalFrame` goes
+up, `VerdictFrame` comes down. Only tokens cross.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASON_BYTES = 123
 
 
 class Close(IntEnum):
-    """Why a server closes a WebSocket; those from 4400 on end the session."""
+    """Why a server closes a WebSocket; docs/remote.md tells what becomes of the session."""
 
     DONE = 1000
     GONE = 1001
@@ -90,7 +90,7 @@ def _short(frame: bytes, header: Struct, name: str) -> FrameError | None:
 
 
 @dataclass(frozen=True)
-class Propose:
+class ProposalFrame:
     """What a device drafted behind the first `base` tokens of prompt and text."""
 
     round: int
@@ -109,7 +109,7 @@ class Propose:
         ).pack(*ids)
 
     @classmethod
-    def unpack(cls, frame: bytes) -> Propose:
+    def unpack(cls, frame: bytes) -> ProposalFrame:
         """Read a frame.
 
         Raises: FrameError.
@@ -121,7 +121,7 @@ class Propose:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerdictFrame:
     """What the text has behind its first `base` tokens: `accepted` proposed ids, then `ids`."""
 
     round: int
@@ -143,7 +143,7 @@ class Verified:
         return header + Struct(f"<{len(ids)}I").pack(*ids)
 
     @classmethod
-    def unpack(cls, frame: bytes) -> Verified:
+    def unpack(cls, frame: bytes) -> VerdictFrame:
         """Read a frame.
 
         Raises: FrameError.

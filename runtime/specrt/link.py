@@ -28,7 +28,7 @@ _POLL_S = 0.2
 """How soon a cancelled request is noticed."""
 
 _ENDING = (Close.TOO_BIG, Close.FAILED, *range(4400, 4500))
-"""Close codes by which a server ends a session: to try again is useless."""
+"""Close codes behind which to try again is useless for this link."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,11 @@ class Link:
             text = f"the server ended the session: {message.get('message')}"
             raise LinkError(text) if message.get("code") in _ENDING else BrokenError(text)
 
+    @property
+    def alive(self) -> bool:
+        """Whether neither side has closed it, as far as this one knows."""
+        return self._websocket.protocol.state.name == "OPEN"
+
     def close(self) -> None:
         """End the link, and with it the session it has."""
         with suppress(Exception):
@@ -219,7 +224,7 @@ class Welcome:
         )
 
 
-class Server:
+class LinkPool:
     """The server of a device: makes links, and keeps those that no session has."""
 
     def __init__(self, url: str, options: LinkOptions) -> None:
@@ -284,8 +289,11 @@ class Server:
         with self._lock:
             if self._closed:
                 raise RequestError("this generator was closed; connect again")
-            if self._free and not fresh:
-                return self._free.pop()
+            while self._free and not fresh:
+                link = self._free.pop()
+                if link.alive:  # else the server has closed it: nothing came for a while
+                    return link
+                link.close()
         link, welcome = self._open_patiently(goes_on)
         known = self.welcome
         if replace(welcome, model=known.model, step_us=known.step_us) != known:

@@ -22,15 +22,15 @@ from specrt.errors import EngineError, LinkError, RequestError, how_to_install
 from specrt.frames import (
     PROTOCOL,
     FrameError,
-    Propose,
-    Verified,
+    ProposalFrame,
+    VerdictFrame,
     field_of,
     ids_of,
     other_tokenizer,
     pack_message,
 )
 from specrt.generator import Generator
-from specrt.link import BrokenError, Link, LinkOptions, Server
+from specrt.link import BrokenError, Link, LinkOptions, LinkPool
 from specrt.loading import OpenedDraft, open_draft
 from specrt.params import AUTO, SamplingParams
 from specrt.sampling.noise import Noise
@@ -80,7 +80,7 @@ def connect(
             f"a target on a server needs websockets, which is not installed: "
             f"{how_to_install('serve')}"
         ) from None
-    server = Server(url, link or LinkOptions())
+    server = LinkPool(url, link or LinkOptions())
     try:
         welcome = server.welcome
         opened = open_draft(
@@ -96,7 +96,7 @@ def connect(
     return remote_generator(server, opened)
 
 
-def remote_generator(server: Server, draft: OpenedDraft) -> Generator:
+def remote_generator(server: LinkPool, draft: OpenedDraft) -> Generator:
     """Return a generator over what is open already, which it closes."""
     batch = draft.engine.batch if draft.engine is not None else 1
     models = Models(
@@ -115,7 +115,7 @@ def remote_generator(server: Server, draft: OpenedDraft) -> Generator:
     )
 
 
-def _costs(server: Server) -> Costs | None:
+def _costs(server: LinkPool) -> Costs | None:
     """Return what rounds cost, as far as the server and a ping tell; rounds correct it.
 
     To draft is to wait for the link; a token that the server decodes alone does not.
@@ -129,7 +129,7 @@ def _costs(server: Server) -> Costs | None:
 
 
 def _rounds(
-    server: Server, models: Models, request: Request, make_drafter: Callable[[], Drafter]
+    server: LinkPool, models: Models, request: Request, make_drafter: Callable[[], Drafter]
 ) -> Rounds:
     """Run the rounds of a request whose target is a server's."""
     counts, params = request.completion.speculation, request.params
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 class RemoteEngine:
     """The engine of a server: its shape here, its passes there."""
 
-    def __init__(self, server: Server, batch: int) -> None:
+    def __init__(self, server: LinkPool, batch: int) -> None:
         welcome = server.welcome
         self.geometry = Geometry(1, 1, 1, 1, welcome.vocab_size, welcome.max_length, (0,))
         self.batch, self.max_length = batch, welcome.max_length
@@ -209,7 +209,7 @@ class RemoteTarget:
     the link; nothing is drafted until they are read.
     """
 
-    def __init__(self, server: Server, request: Request) -> None:
+    def __init__(self, server: LinkPool, request: Request) -> None:
         self._server = server
         self._request = request
         self._gamma_max = max(server.welcome.gammas)
@@ -220,7 +220,7 @@ class RemoteTarget:
         self._prompt = len(request.tokens)
         self._text = list(request.tokens)
         """Prompt and text as the server told them; it may be ahead of what was committed here."""
-        self._asked = Propose(0, self._prompt, 1)
+        self._asked = ProposalFrame(0, self._prompt, 1)
         """What the server answers now, or answered last."""
         self._asked_ns = 0
         self._run = 1
@@ -255,7 +255,7 @@ class RemoteTarget:
         self._session = field_of(ready, "session", str, "")
         self.seed = field_of(ready, "seed", int)
         self.limit = min(self.limit, field_of(ready, "limit", int, self.limit))
-        self._asked = Propose(0, self._prompt, want)
+        self._asked = ProposalFrame(0, self._prompt, want)
 
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Ask the server, unless it told already what follows; no pass runs here.
@@ -288,16 +288,16 @@ class RemoteTarget:
     def _goes_on(self) -> bool:
         return not self._request.cancelled
 
-    def _next(self, base: int, ids: Sequence[int]) -> Propose:
+    def _next(self, base: int, ids: Sequence[int]) -> ProposalFrame:
         """Return the next proposal; runs of the server alone become longer, until one drafts."""
         number = self._asked.round + 1
         if ids:
             self._run = 1
-            return Propose(number, base, 1, ids)
+            return ProposalFrame(number, base, 1, ids)
         least = RUN_TRIPS * self._server.trip_ns / self.plain_ns if self.plain_ns else 1
         self._run = min(max(self._run, int(least)), PLAIN_RUN)
         want, self._run = min(self._run, self.limit - base), 2 * self._run
-        return Propose(number, base, want)
+        return ProposalFrame(number, base, want)
 
     def _begun(self, hello: str, *, fresh: bool, reason: str = "") -> dict[str, Any]:
         """Return what the server answers to a `hello`, which is sent again where a link breaks.
@@ -315,7 +315,7 @@ class RemoteTarget:
                 reason = str(broken)
         raise LinkError(f"the link to {self._server.url} breaks again and again ({reason})")
 
-    def _ask(self, propose: Propose) -> None:
+    def _ask(self, propose: ProposalFrame) -> None:
         """Send a proposal; where the link broke that is noticed when the answer is heard."""
         self._asked, self._asked_ns = propose, perf_counter_ns()
         if self._link is not None:
@@ -362,11 +362,11 @@ class RemoteTarget:
         frame = self._link.receive(self._goes_on)
         if isinstance(frame, str):
             raise FrameError("the server sent a text frame; expected a verdict")
-        verdict = Verified.unpack(frame)
+        verdict = VerdictFrame.unpack(frame)
         if verdict.round == self._asked.round:
             self._take(verdict)
 
-    def _take(self, verdict: Verified) -> None:
+    def _take(self, verdict: VerdictFrame) -> None:
         """Append what a verdict tells; what is known already is told again after a retry."""
         text, asked = self._text, self._asked
         if verdict.base > len(text) or verdict.accepted > len(asked.ids):
@@ -397,7 +397,7 @@ class RemoteTarget:
         have = len(self._text)
         if self._finish or have >= end:
             return
-        self._ask(asked if have == asked.base else Propose(asked.round, have, end - have))
+        self._ask(asked if have == asked.base else ProposalFrame(asked.round, have, end - have))
 
 
 class LinkedDrafter:

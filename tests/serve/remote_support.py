@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from specrt.frames import PATH
-from specrt.serve.verify_sessions import VerifySessions
+from specrt.serve.verify_sessions import VerifyEndpoint
 
 
 def until(holds: Callable[[], bool], seconds: float = 10) -> None:
@@ -43,7 +43,7 @@ class Loop:
 
 
 @contextmanager
-def served(sessions: VerifySessions) -> Iterator[int]:
+def served(sessions: VerifyEndpoint) -> Iterator[int]:
     """Serve sessions on a port of the loopback."""
     application = FastAPI()
     application.add_api_websocket_route(PATH, sessions.endpoint)

@@ -123,6 +123,15 @@ def test_an_engine_that_fails_ends_the_stream_with_an_error(tokenizer: Tokenizer
         live.post(TEXT, **LONG)
 
 
+def test_a_field_that_means_nothing_is_logged_once(
+    toy: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        toy.post(TEXT, prompt="a", max_tokens=1, temprature=0, user="someone")
+    (record,) = [one for one in caplog.records if one.name == "specrt.serve"]
+    assert "'temprature'" in record.getMessage()
+
+
 def test_metrics_count_what_was_done(tokenizer: Tokenizer) -> None:
     toys = rows(packed, 2, tokenizer)
     with serving(toys, metrics_prefix="vllm") as live:

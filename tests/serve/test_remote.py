@@ -20,13 +20,13 @@ from scheduler.support import rows, toys
 from serve.remote_support import Proxy, served, until
 from specrt.completion import Completion
 from specrt.errors import LinkError, RequestError
-from specrt.frames import Verified
+from specrt.frames import VerdictFrame
 from specrt.generator import Generator
-from specrt.link import LinkOptions, Server
+from specrt.link import LinkOptions, LinkPool
 from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
 from specrt.remote import RemoteTarget, remote_generator
-from specrt.serve.verify_sessions import VerifyLimits, VerifySessions
+from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.round import Verdict
 from specrt.text.tokenizer import Tokenizer
@@ -53,12 +53,12 @@ def home(tokenizer: Tokenizer) -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="module")
-def sessions(home: Generator) -> VerifySessions:
-    return VerifySessions(home, VerifyLimits(sessions=8, max_tokens=1000))
+def sessions(home: Generator) -> VerifyEndpoint:
+    return VerifyEndpoint(home, VerifyLimits(sessions=8, max_tokens=1000))
 
 
 @pytest.fixture(scope="module")
-def port(sessions: VerifySessions) -> Iterator[int]:
+def port(sessions: VerifyEndpoint) -> Iterator[int]:
     with served(sessions) as number:
         yield number
 
@@ -78,7 +78,7 @@ def device(port: int, tokenizer: Tokenizer, draft_engine: TableEngine) -> Iterat
 
     def make(at: int = port, options: LinkOptions = QUICK, model: bool = True) -> Generator:
         engine = draft_engine if model else None
-        server = Server(f"ws://127.0.0.1:{at}", options)
+        server = LinkPool(f"ws://127.0.0.1:{at}", options)
         made.append(remote_generator(server, OpenedDraft(engine, tokenizer, [])))
         return made[-1]
 
@@ -140,7 +140,7 @@ def test_the_server_draws_a_seed_where_none_is_given(home: Generator, device: De
 def test_a_seed_that_the_server_keeps_costs_acceptance_alone(
     home: Generator, device: Device
 ) -> None:
-    with served(VerifySessions(home, VerifyLimits(reveal_seed=False))) as port:
+    with served(VerifyEndpoint(home, VerifyLimits(reveal_seed=False))) as port:
         params = SamplingParams(max_tokens=30, temperature=1.0, ignore_eos=True)
         found = device(port).generate(PROMPT, params, gamma=3)
         assert found.seed is None
@@ -192,7 +192,7 @@ def test_a_draft_with_less_room_than_the_target_stops_drafting(
 ) -> None:
     engine = toys(tokenizer.size)[1]
     engine.max_length = 24
-    server = Server(f"ws://127.0.0.1:{port}", QUICK)
+    server = LinkPool(f"ws://127.0.0.1:{port}", QUICK)
     with remote_generator(server, OpenedDraft(engine, tokenizer, [])) as made:
         params = SamplingParams(max_tokens=60, ignore_eos=True)
         found = made.generate(PROMPT, params, gamma=4)
@@ -220,7 +220,7 @@ def test_the_draft_is_off_by_one_token_and_so_is_the_text(
     """The control of the device's own count of what was accepted."""
     take = RemoteTarget._take
 
-    def wrong(self: RemoteTarget, verdict: Verified) -> None:
+    def wrong(self: RemoteTarget, verdict: VerdictFrame) -> None:
         take(self, replace(verdict, accepted=max(0, verdict.accepted - 1)))
 
     monkeypatch.setattr(RemoteTarget, "_take", wrong)
@@ -290,7 +290,7 @@ def test_a_slow_link_does_not_slow_down_a_server_that_decodes_alone(
         proxy.close()
 
 
-def test_a_device_that_stops_ends_its_session(sessions: VerifySessions, device: Device) -> None:
+def test_a_device_that_stops_ends_its_session(sessions: VerifyEndpoint, device: Device) -> None:
     made, before = device(), len(sessions)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
     for end in ("cancel", "close", None):
@@ -352,7 +352,7 @@ def test_the_command_needs_no_target(
     shutil.rmtree(bundle / "target")
     generator.forget()
     prompt = "def fibonacci(n):\n"
-    with served(VerifySessions(generator)) as port:
+    with served(VerifyEndpoint(generator)) as port:
         url = f"ws://127.0.0.1:{port}"
         for options in ((), ("--gamma", 0), ("--temperature", 0.8, "--seed", 3, "--gamma", 4)):
             ran = cli("generate", bundle, "--prompt", prompt, "--remote", url, "--max-tokens", 40,

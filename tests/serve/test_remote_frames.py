@@ -22,10 +22,19 @@ from websockets.sync.client import connect as open_websocket
 
 from scheduler.support import rows
 from serve.remote_support import served, until
-from specrt.frames import PATH, PROTOCOL, Close, Finish, FrameError, Propose, Verified, close_reason
+from specrt.frames import (
+    PATH,
+    PROTOCOL,
+    Close,
+    Finish,
+    FrameError,
+    ProposalFrame,
+    VerdictFrame,
+    close_reason,
+)
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.serve.verify_sessions import VerifyLimits, VerifySessions
+from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import byte_level
@@ -47,12 +56,12 @@ def home(tokenizer: Tokenizer) -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="module")
-def sessions(home: Generator) -> VerifySessions:
-    return VerifySessions(home, VerifyLimits(sessions=6, hello_bytes=4000, idle_s=20))
+def sessions(home: Generator) -> VerifyEndpoint:
+    return VerifyEndpoint(home, VerifyLimits(sessions=6, hello_bytes=4000, idle_s=20))
 
 
 @pytest.fixture(scope="module")
-def port(sessions: VerifySessions) -> Iterator[int]:
+def port(sessions: VerifyEndpoint) -> Iterator[int]:
     with served(sessions) as number:
         yield number
 
@@ -88,20 +97,20 @@ class Client:
 
     def begin(self, **fields: Any) -> dict[str, Any]:
         ready = self.hello(**fields)
-        self.take(self.verdict(), Propose(0, len(PROMPT), 1))
+        self.take(self.verdict(), ProposalFrame(0, len(PROMPT), 1))
         return ready
 
-    def verdict(self) -> Verified:
+    def verdict(self) -> VerdictFrame:
         frame = self.wire.recv(10)
         assert isinstance(frame, bytes), frame
-        return Verified.unpack(frame)
+        return VerdictFrame.unpack(frame)
 
-    def take(self, verdict: Verified, asked: Propose) -> None:
+    def take(self, verdict: VerdictFrame, asked: ProposalFrame) -> None:
         known = [*asked.ids[: verdict.accepted], *verdict.ids]
         self.text += known[len(self.text) - verdict.base :]
 
-    def propose(self, number: int, ids: Any = (), want: int = 1, back: int = 0) -> Verified:
-        asked = Propose(number, len(self.text) - back, want, ids)
+    def propose(self, number: int, ids: Any = (), want: int = 1, back: int = 0) -> VerdictFrame:
+        asked = ProposalFrame(number, len(self.text) - back, want, ids)
         self.wire.send(asked.pack())
         verdict = self.verdict()
         assert (verdict.round, verdict.base) == (number, asked.base)
@@ -155,12 +164,12 @@ def expected(home: Generator, **options: Any) -> list[int]:
 
 def test_frames_are_as_the_table_says() -> None:
     """docs/remote.md, for implementers in other languages."""
-    propose = Propose(7, 300, 1, (5, 70000))
+    propose = ProposalFrame(7, 300, 1, (5, 70000))
     assert propose.pack().hex() == "070000002c0100000100020500000070110100"
-    verdict = Verified(7, 300, 1500, 1, Finish.STOP, (9,))
+    verdict = VerdictFrame(7, 300, 1500, 1, Finish.STOP, (9,))
     assert verdict.pack().hex() == "070000002c010000dc05000001010109000000"
-    assert Propose.unpack(propose.pack()) == propose
-    assert Verified.unpack(verdict.pack()) == verdict
+    assert ProposalFrame.unpack(propose.pack()) == propose
+    assert VerdictFrame.unpack(verdict.pack()) == verdict
     text = (Path(__file__).parents[2] / "docs" / "remote.md").read_text(encoding="utf-8")
     assert propose.pack().hex(" ") in text
     assert verdict.pack().hex(" ") in text
@@ -170,7 +179,7 @@ def test_frames_are_as_the_table_says() -> None:
 
 @given(st.binary(max_size=40))
 def test_no_bytes_are_read_as_more_than_they_are(data: bytes) -> None:
-    for kind in (Propose, Verified):
+    for kind in (ProposalFrame, VerdictFrame):
         try:
             frame = kind.unpack(data)
         except FrameError:
@@ -205,7 +214,7 @@ def test_whatever_is_proposed_the_text_is_that_of_the_seed(
                 for _ in range(0 if ids else want - (len(client.text) - base)):
                     if len(client.text) >= min(base + want, len(right)):
                         break
-                    client.take(client.verdict(), Propose(number, base, want))
+                    client.take(client.verdict(), ProposalFrame(number, base, want))
                 if len(client.text) == len(right):
                     client.message("done")
                     return
@@ -220,14 +229,14 @@ def test_a_frame_that_comes_twice_or_late_is_answered_as_the_first_time(
     one = client()
     one.begin()
     base = len(one.text)
-    first = Propose(1, base, 1, right[base : base + 3])
+    first = ProposalFrame(1, base, 1, right[base : base + 3])
     for _ in range(3):
         one.wire.send(first.pack())
     answers = [one.verdict() for _ in range(3)]
     assert {(a.accepted, tuple(a.ids)) for a in answers} == {(3, (right[base + 3],))}
     one.take(answers[0], first)
     one.propose(3, right[len(one.text) : len(one.text) + 2])
-    late = Propose(2, base + 4, 1, (1, 2, 3))  # of a round that was never seen
+    late = ProposalFrame(2, base + 4, 1, (1, 2, 3))  # of a round that was never seen
     one.wire.send(late.pack())
     assert one.verdict().ids[0] == right[base + 4]
     one.propose(4, (5, 6))
@@ -252,15 +261,15 @@ def test_a_link_that_broke_is_taken_up_again_anywhere(home: Generator, client: C
         assert two.text == right[: len(two.text)]
     code, reason = one.refusal()  # it still had the session when another took it up
     assert (code, "took this session up" in reason) == (Close.TAKEN_OVER, True)
-    two.wire.send(Propose(9, len(two.text), 100).pack())
+    two.wire.send(ProposalFrame(9, len(two.text), 100).pack())
     while len(two.text) < len(right):
-        two.take(two.verdict(), Propose(9, len(two.text), 100))
+        two.take(two.verdict(), ProposalFrame(9, len(two.text), 100))
     assert two.message("done")["finish_reason"] == "length"
     assert two.text == right
 
 
 def long(*ids: int) -> bytes:
-    return Propose(1, len(PROMPT) + 1, 1, ids).pack()
+    return ProposalFrame(1, len(PROMPT) + 1, 1, ids).pack()
 
 
 BAD: list[tuple[str | bytes, int, str]] = [
@@ -272,9 +281,9 @@ BAD: list[tuple[str | bytes, int, str]] = [
     (long(*range(9)), Close.REFUSED, "has 9 ids; expected up to 8"),
     (long(265), Close.REFUSED, "the id 265; expected ids of the vocabulary, 0 to 264"),
     (long(0xFFFFFFFF), Close.REFUSED, "the id 4294967295"),
-    (Propose(1, 90, 1).pack(), Close.REFUSED, "base_length is 90; the prompt has 5 tokens"),
-    (Propose(1, 0xFFFFFFFF, 1).pack(), Close.REFUSED, "base_length is 4294967295"),
-    (Propose(1, 4, 1, (1,)).pack(), Close.REFUSED, "base_length is 4; the prompt has 5"),
+    (ProposalFrame(1, 90, 1).pack(), Close.REFUSED, "base_length is 90; the prompt has 5 tokens"),
+    (ProposalFrame(1, 0xFFFFFFFF, 1).pack(), Close.REFUSED, "base_length is 4294967295"),
+    (ProposalFrame(1, 4, 1, (1,)).pack(), Close.REFUSED, "base_length is 4; the prompt has 5"),
     ("x", Close.REFUSED, "no JSON"),
     ("[" * 3000, Close.REFUSED, "no JSON"),
     ("[]", Close.REFUSED, "no `type`"),
@@ -286,7 +295,7 @@ BAD: list[tuple[str | bytes, int, str]] = [
 
 @pytest.mark.parametrize("frame", BAD, ids=range(len(BAD)))
 def test_a_bad_frame_ends_its_own_session_alone(
-    home: Generator, client: Connect, sessions: VerifySessions, frame: tuple[str | bytes, int, str]
+    home: Generator, client: Connect, sessions: VerifyEndpoint, frame: tuple[str | bytes, int, str]
 ) -> None:
     bytes_, code, reason = frame
     right = [*PROMPT, *expected(home)]
@@ -343,7 +352,7 @@ def test_a_hello_is_refused_in_words(
 
 def test_a_proposal_before_a_hello_is_refused(client: Connect) -> None:
     one = client()
-    one.wire.send(Propose(1, 5, 1).pack())
+    one.wire.send(ProposalFrame(1, 5, 1).pack())
     assert one.refusal()[0] == Close.REFUSED
 
 
@@ -351,13 +360,13 @@ def test_a_prompt_may_be_text(home: Generator, client: Connect) -> None:
     one = client()
     ready = one.hello(prompt="hello", prompt_ids=None)
     assert ready["prompt_ids"] == PROMPT
-    one.take(one.verdict(), Propose(0, 5, 1))
+    one.take(one.verdict(), ProposalFrame(0, 5, 1))
     assert one.text == [*PROMPT, *expected(home)][:6]
 
 
 def test_a_device_that_waits_holds_up_nobody(tokenizer: Tokenizer) -> None:
     """Its row is one of two at first, and is given to others where they need it."""
-    with rows(packed, 2, tokenizer) as home, served(VerifySessions(home)) as port:
+    with rows(packed, 2, tokenizer) as home, served(VerifyEndpoint(home)) as port:
         right = [*PROMPT, *expected(home)]
         waiting = [Client(port, tokenizer) for _ in range(3)]
         for one in waiting:
@@ -374,7 +383,7 @@ def test_a_device_that_waits_holds_up_nobody(tokenizer: Tokenizer) -> None:
 def test_a_device_that_never_answers_loses_its_session(tokenizer: Tokenizer) -> None:
     limits = VerifyLimits(idle_s=0.15)
     with rows(packed, 1, tokenizer) as home:
-        sessions = VerifySessions(home, limits)
+        sessions = VerifyEndpoint(home, limits)
         with served(sessions) as port:
             silent, idle, cut = (Client(port, tokenizer) for _ in range(3))
             token = silent.begin()["session"]
@@ -391,7 +400,7 @@ def test_a_device_that_never_answers_loses_its_session(tokenizer: Tokenizer) -> 
 
 def test_sessions_and_links_are_limited(tokenizer: Tokenizer) -> None:
     with rows(packed, 1, tokenizer) as home:
-        sessions = VerifySessions(home, VerifyLimits(sessions=2, links=4))
+        sessions = VerifyEndpoint(home, VerifyLimits(sessions=2, links=4))
         with served(sessions) as port:
             made = [Client(port, tokenizer) for _ in range(4)]
             for one in made[:2]:
@@ -415,11 +424,11 @@ def test_sessions_and_links_are_limited(tokenizer: Tokenizer) -> None:
 
 def test_a_server_that_ends_its_sessions_says_so(tokenizer: Tokenizer) -> None:
     with rows(packed, 1, tokenizer) as home:
-        sessions = VerifySessions(home)
+        sessions = VerifyEndpoint(home)
         with served(sessions) as port, closing(Client(port, tokenizer)) as one:
             one.begin()
             sessions.close()
-            one.wire.send(Propose(1, 6, 1).pack())
+            one.wire.send(ProposalFrame(1, 6, 1).pack())
             assert one.refusal()[0] == Close.GONE
 
 
@@ -451,7 +460,7 @@ def cut_session(port: int, tokenizer: Tokenizer, *, midway: bool) -> None:
 
 
 def test_memory_is_flat_over_sessions_that_were_cut(
-    home: Generator, port: int, tokenizer: Tokenizer, sessions: VerifySessions
+    home: Generator, port: int, tokenizer: Tokenizer, sessions: VerifyEndpoint
 ) -> None:
     target: Any = home.models.target
 

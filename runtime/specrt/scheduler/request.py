@@ -172,7 +172,7 @@ class Request:
     fresh: bool = False
     """Whether its whole prompt is to be read, whatever a slot holds of it."""
     collected: bool = False
-    """Whether it is read as a whole when it is over: it has no chunks and never pauses."""
+    """Whether it is read as a whole when it is over: it has no chunks."""
     rounds: Rounds | None = None
     """Once it has begun."""
     policies: GammaPolicies | None = None

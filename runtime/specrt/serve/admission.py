@@ -31,6 +31,8 @@ class Admission:
         """Whether the server ends: what was admitted goes on, nothing else begins."""
         self.live: set[AsyncStream] = set()
         """The streams that were admitted and are not over."""
+        self.preparing = 0
+        """How many admitted completions have no stream yet: their prompts are read as tokens."""
         self._admitted = 0
         self._mean_s = 1.0
         """How long a completion takes, the latest counting most."""
@@ -43,7 +45,8 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many completions wait for a row."""
-        return self._admitted - self.running
+        in_line = sum(stream.completion.timings.taken_ns is None for stream in self.live)
+        return in_line + self.preparing
 
     @contextmanager
     def admit(self, count: int) -> Iterator[None]:

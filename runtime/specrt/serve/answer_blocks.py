@@ -84,7 +84,7 @@ class ConvertedBody(BaseModel):
 
 async def begin_chat(service: Service, body: ChatBody, use: ToolUse) -> ServedCompletions:
     """Begin the completions of a conversation."""
-    service.require(body.model)
+    service.check(body)
     forced = use.schema()
     params = body.params(
         body.most_tokens, service.context, logprobs=body.ranked,

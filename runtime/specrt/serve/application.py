@@ -31,7 +31,7 @@ from specrt.serve.openapi_document import ERRORS, openapi_document
 from specrt.serve.responses_routes import responses_routes
 from specrt.serve.sending import StrictJsonRoute, error_response
 from specrt.serve.service import Service, UnknownModelError
-from specrt.serve.verify_sessions import VerifyLimits, VerifySessions
+from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
 
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
@@ -94,7 +94,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
     sessions = None
     if options.verify is not None:
-        sessions = VerifySessions(service.generator, options.verify, name=service.name)
+        sessions = VerifyEndpoint(service.generator, options.verify, name=service.name)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -155,7 +155,7 @@ def status_routes(service: Service) -> APIRouter:
 
     @router.get("/ready", response_model=None)
     async def ready() -> Response:
-        """Tell whether a new request would be taken."""
+        """Tell whether new requests are taken, as far as the queue has room."""
         draining = service.admission.draining
         return JSONResponse({"ready": not draining}, 503 if draining else 200)
 
@@ -324,7 +324,7 @@ class AccessControl:
     ) -> None:
         self._service.metrics.refuse(status)
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 4401, "reason": message})
+            await send({"type": "websocket.close"})  # before it was accepted: the answer is 403
             return
         kind = "authentication_error" if status == 401 else "invalid_request_error"
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None

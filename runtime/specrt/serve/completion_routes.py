@@ -303,6 +303,7 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: HttpRequest) -> Response:
         """Complete a text, or several."""
+        service.check(body)
         prompts: list[Prompt] = [*body.prompts]
         if len(prompts) * (body.n or 1) > MOST_CHOICES:
             raise RequestError(
@@ -320,7 +321,6 @@ def completion_routes(service: Service) -> APIRouter:
             logprobs=ranked,
             prompt_logprobs=ranked if body.echo else None,
         )
-        service.require(body.model)
         answers = await service.begin(prompts, params, **body.draft_options)
         form = TextFormat(service, answers, body)
         return await answer(request, answers, form, stream=body.stream)

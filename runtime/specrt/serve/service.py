@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from time import monotonic, time
@@ -14,13 +15,18 @@ from specrt.errors import RequestError
 from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import SamplingParams
 from specrt.serve.admission import Admission
-from specrt.serve.bodies import ChatMessage
+from specrt.serve.bodies import Body, ChatMessage
 from specrt.serve.metrics import ServerMetrics
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import DraftedSpans
 from specrt.text.tokenizer import ChatPrompt
+
+log = logging.getLogger("specrt.serve")
+
+_MOST_UNKNOWN = 100
+"""Names of fields that are logged: they are the clients' own words."""
 
 _AHEAD = 16
 """Chunks of several completions that wait to be sent before their streams do."""
@@ -54,11 +60,24 @@ class Service:
         self.template = template
         self.fingerprint = fingerprint
         self.created = int(time())
+        self._unknown: set[str] = set()
+        """Names of fields that were logged."""
         self.context = generator.models.target.max_length
         self.admission = Admission(generator.rows, max_queue)
         self.metrics = ServerMetrics(
             metrics_prefix, name, self.admission, generator.rows * self.context
         )
+
+    def check(self, body: Body) -> None:
+        """Refuse a model of another name, and log fields that mean nothing here, once each.
+
+        Raises: UnknownModelError.
+        """
+        self.require(body.model)
+        for name in body.unknown:
+            if name not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
+                self._unknown.add(name)
+                log.warning("requests have the field %.60r, which means nothing here", name)
 
     def require(self, model: str | None) -> None:
         """Refuse a model of another name.
@@ -98,7 +117,11 @@ class Service:
         with ExitStack() as places:
             places.enter_context(self.admission.admit(len(prompts) * params.n))
             began = monotonic()
-            ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
+            self.admission.preparing += len(prompts) * params.n
+            try:
+                ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
+            finally:
+                self.admission.preparing -= len(prompts) * params.n
             return ServedCompletions(self, ids, streams, places.pop_all(), began)
 
     def render(

@@ -26,8 +26,8 @@ from specrt.frames import (
     Close,
     Finish,
     FrameError,
-    Propose,
-    Verified,
+    ProposalFrame,
+    VerdictFrame,
     close_reason,
     field_of,
     ids_of,
@@ -171,7 +171,7 @@ class _Link:
         self._room.set()
         text, data = message.get("text"), message.get("bytes")
         frame: str | bytes = text if text is not None else data or b""
-        size, most = len(frame), Propose.MOST_BYTES if text is None else limits.hello_bytes
+        size, most = len(frame), ProposalFrame.MOST_BYTES if text is None else limits.hello_bytes
         if size > most:
             kind = "binary" if text is None else "text"
             raise FrameError(
@@ -235,7 +235,7 @@ class VerifySession:
         """Whether the text has ended."""
         return self.stream.since(len(self.stream.prompt))[1]
 
-    def check(self, propose: Propose, vocabulary: int, gamma_max: int) -> None:
+    def check(self, propose: ProposalFrame, vocabulary: int, gamma_max: int) -> None:
         """Refuse a proposal that no device makes that follows the protocol.
 
         Raises: FrameError.
@@ -260,7 +260,7 @@ class VerifySession:
             )
 
 
-class VerifySessions:
+class VerifyEndpoint:
     """The sessions of all devices, as rows of a generator among its other requests.
 
     For one event loop; `endpoint` is the WebSocket route, to be added at `specrt.frames.PATH`.
@@ -328,7 +328,7 @@ class VerifySessions:
             elif session is None:
                 raise FrameError("a binary frame came before `hello`; begin with that")
             else:
-                propose = Propose.unpack(frame)
+                propose = ProposalFrame.unpack(frame)
                 session.check(propose, self._vocabulary, self._gammas[-1])
                 await self._verify(link, session, propose)
 
@@ -389,7 +389,7 @@ class VerifySessions:
         base = len(stream.prompt)
         given = {} if text is None else {"prompt_ids": stream.prompt}
         await link.send(self._ready(session, base, **given))
-        await self._verify(link, session, Propose(0, base, max(1, want)))
+        await self._verify(link, session, ProposalFrame(0, base, max(1, want)))
         return session
 
     def _make_room(self) -> None:
@@ -425,7 +425,7 @@ class VerifySessions:
                 f"{self.limits.idle_s:g} s; begin again",
                 Close.UNKNOWN_SESSION,
             )
-        session.check(Propose(0, length, 1), self._vocabulary, 0)
+        session.check(ProposalFrame(0, length, 1), self._vocabulary, 0)
         if session.expiry is not None:
             session.expiry.cancel()
         earlier, session.link = session.link, link
@@ -467,7 +467,7 @@ class VerifySessions:
             speculation=done.speculation.to_json(),
         )
 
-    async def _verify(self, link: _Link, session: VerifySession, propose: Propose) -> None:
+    async def _verify(self, link: _Link, session: VerifySession, propose: ProposalFrame) -> None:
         """Answer a proposal: by the text that is there, or by a round, or by several without ids.
 
         The answer is a function of the text, so that a proposal may be sent again.
@@ -536,7 +536,12 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _frames(
-    propose: Propose, base: int, spent_us: int, accepted: int, tokens: Sequence[int], finish: Finish
+    propose: ProposalFrame,
+    base: int,
+    spent_us: int,
+    accepted: int,
+    tokens: Sequence[int],
+    finish: Finish,
 ) -> list[bytes]:
     """Return the frames of an answer: one, or more where a frame has no room for all tokens."""
     rest = tokens[accepted:]
@@ -545,7 +550,7 @@ def _frames(
     for number, part in enumerate(parts):
         last = number == len(parts) - 1
         end = finish if last else Finish.OPEN
-        frames.append(Verified(propose.round, base, spent_us, accepted, end, part).pack())
+        frames.append(VerdictFrame(propose.round, base, spent_us, accepted, end, part).pack())
         base, spent_us, accepted = base + accepted + len(part), 0, 0
     return frames
 
