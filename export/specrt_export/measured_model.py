@@ -15,7 +15,8 @@ from specrt_export.portable.graph import GraphRun, Tokens, runs_here
 from specrt_export.precision import BitBound
 from specrt_export.quantize.bit_allocation import BitTrial, open_search
 from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
-from specrt_export.quantize.quantizer import Formats, Quantized, quantize
+from specrt_export.quantize.quantizer import Quantized, quantize
+from specrt_export.quantize.weight_choice import Formats
 from specrt_export.recipe import Recipe
 
 

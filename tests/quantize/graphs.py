@@ -20,7 +20,9 @@ from specrt_export.portable.external_data import DataFile, Floats, StoredTensor,
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session, read_graph
 from specrt_export.precision import Precision
 from specrt_export.quantize.codes import FP4_VALUES, Codes, TensorOrigin
-from specrt_export.quantize.quantizer import WEIGHTS, Store, choose, graft, keep_rest, prune
+from specrt_export.quantize.quantizer import WEIGHTS, graft, keep_rest, prune
+from specrt_export.quantize.weight_choice import choose
+from specrt_export.quantize.weight_store import Store
 
 VOCAB, WIDTH = 256, 64
 

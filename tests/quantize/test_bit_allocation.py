@@ -24,7 +24,8 @@ from specrt_export.quantize.bit_allocation import (
     sensitivities,
 )
 from specrt_export.quantize.calibration import CalibrationText
-from specrt_export.quantize.quantizer import choose, find_codes, graft, quantize
+from specrt_export.quantize.quantizer import find_codes, graft, quantize
+from specrt_export.quantize.weight_choice import choose
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

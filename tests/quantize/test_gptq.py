@@ -24,7 +24,8 @@ from specrt_export.precision import Precision
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.codes import Codes, decode, encode, int4_grid
 from specrt_export.quantize.gptq import FindGrid, Products, factor, feed_back, second_moments
-from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, Choice, choose, quantize
+from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, quantize
+from specrt_export.quantize.weight_choice import Choice, choose
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

@@ -149,7 +149,7 @@ def test_slices_do_not_show(
     draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = quantize(*draft, tmp_path / "whole", Precision.of("int4"))
-    monkeypatch.setattr("specrt_export.quantize.quantizer.SLICE", 1000)
+    monkeypatch.setattr("specrt_export.quantize.weight_store.SLICE", 1000)
     sliced = quantize(*draft, tmp_path / "sliced", Precision.of("int4"))
     for name in (GRAPH, WEIGHTS):
         assert (whole.folder / name).read_bytes() == (sliced.folder / name).read_bytes()

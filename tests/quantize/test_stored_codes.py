@@ -12,7 +12,9 @@ import pytest
 from quantize.graphs import FORMATS, HeldCodes, random_codes, values_of, write
 from specrt_export.portable.external_data import DataFile
 from specrt_export.portable.graph import read_graph, runs_here
-from specrt_export.quantize.quantizer import WEIGHTS, Choice, Store, Use, graft
+from specrt_export.quantize.quantizer import WEIGHTS, graft
+from specrt_export.quantize.weight_choice import Choice, Use
+from specrt_export.quantize.weight_store import Store
 
 pytestmark = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"

@@ -20,6 +20,23 @@ TEMPLATE = """{%- for t in tools or [] %}{{ t.function.name }};{% endfor -%}
 {% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"""
 
 
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "time")
+]
+
+
 class Live:
     """A server that listens, and a client of it."""
 

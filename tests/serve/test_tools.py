@@ -9,24 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.support import Live
+from serve.support import TOOLS, Live
 from specrt.serve.tools import ToolCall, ToolCallParser, tool_use
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"enum": ["Oslo", "Rome"]}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for name in ("weather", "time")
-]
 BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
 
 

@@ -30,7 +30,8 @@ from specrt_export.portable.graph import (
     read_graph,
     runs_here,
 )
-from specrt_export.quantize.quantizer import WEIGHTS, Quantized, Stored, graft
+from specrt_export.quantize.quantizer import WEIGHTS, Quantized, graft
+from specrt_export.quantize.weight_store import Stored
 from specrt_export.recipe_tables import EngineOptions, QualityOptions
 
 _ROWS = 16

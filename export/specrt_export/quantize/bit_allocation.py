@@ -36,14 +36,9 @@ from specrt_export.quantize.calibration import (
     stages,
 )
 from specrt_export.quantize.codes import encode_codes
-from specrt_export.quantize.quantizer import (
-    MOST_THREADS,
-    SLICE,
-    Choice,
-    Formats,
-    choose,
-    find_codes,
-)
+from specrt_export.quantize.quantizer import find_codes
+from specrt_export.quantize.weight_choice import Choice, Formats, choose
+from specrt_export.quantize.weight_store import MOST_THREADS, SLICE
 
 LOW, HIGH = "int4", "int8"
 

@@ -32,7 +32,7 @@ from specrt_export.quantize.codes import Codes, int4_grid, pack, unpack
 from specrt_export.quantize.gptq import DAMPINGS, Products, factor, feed_back, second_moments
 
 if TYPE_CHECKING:
-    from specrt_export.quantize.quantizer import Choice
+    from specrt_export.quantize.weight_choice import Choice
 
 PackedCodes = tuple[NDArray[Any], ...]
 """Codes two to a byte [N, K / 2], scales [N, K / block], and zeros of that shape if they have any.

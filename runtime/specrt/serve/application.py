@@ -26,7 +26,10 @@ from specrt.loading import load
 from specrt.serve.admission import OverloadError
 from specrt.serve.bodies import DetokenizeBody, TokenizeBody
 from specrt.serve.completion_routes import completion_routes
-from specrt.serve.sending import error_body, error_response
+from specrt.serve.messages_routes import messages_routes
+from specrt.serve.openapi_document import ERRORS, openapi_document
+from specrt.serve.responses_routes import responses_routes
+from specrt.serve.sending import StrictJsonRoute, error_response
 from specrt.serve.service import Service, UnknownModelError
 from specrt.serve.verify_sessions import VerifyLimits, VerifySessions
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
@@ -104,14 +107,18 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     made = FastAPI(
         title="specrt",
         version=specrt.__version__,
-        description="OpenAI's interface over a bundle: lossless speculative decoding.",
+        description="OpenAI's and Anthropic's interfaces over a bundle.",
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        responses=ERRORS,
     )
+    made.openapi = lambda: openapi_document(made)  # type: ignore[method-assign]
     made.state.service = service
     _add_errors(made, service)
-    for routes in (status_routes, model_routes, completion_routes):
+    for routes in (
+        status_routes, model_routes, completion_routes, responses_routes, messages_routes
+    ):  # fmt: skip
         made.include_router(routes(service))
     if sessions is not None:
         made.add_api_websocket_route(PATH, sessions.endpoint)
@@ -167,9 +174,10 @@ def status_routes(service: Service) -> APIRouter:
 
 def model_routes(service: Service) -> APIRouter:
     """Return the routes about the model and its tokenizer."""
-    router = APIRouter()
+    router = APIRouter(route_class=StrictJsonRoute)
     tokenizer = service.generator.tokenizer
 
+    @router.get("/models", include_in_schema=False)  # as llama.cpp's clients have it
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List the one model."""
@@ -194,7 +202,12 @@ def model_routes(service: Service) -> APIRouter:
             given = (body.add_special_tokens, body.add_special)
             special = next((one for one in given if one is not None), default)
             ids = tokenizer.encode(text, special=special) if text else []
-        return {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+        tokens = (
+            [{"id": token, "piece": tokenizer.piece(token)} for token in ids]
+            if body.with_pieces
+            else ids
+        )
+        return {"tokens": tokens, "count": len(ids), "max_model_len": service.context}
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
@@ -210,50 +223,49 @@ def model_routes(service: Service) -> APIRouter:
 
 
 def _add_errors(made: FastAPI, service: Service) -> None:
-    """Answer every error as OpenAI's clients read it."""
+    """Answer every error as the clients of its route read it."""
 
-    def counted(response: JSONResponse) -> JSONResponse:
-        service.metrics.refuse(response.status_code)
-        return response
+    def refuse(
+        request: HttpRequest, status: int, message: str, *kind: str, **more: Any
+    ) -> Response:
+        service.metrics.refuse(status)
+        return error_response(request.url.path, status, message, *kind, **more)
 
     @made.exception_handler(RequestValidationError)
-    async def invalid(_: HttpRequest, error: RequestValidationError) -> Response:
+    async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:]) or None
-        message = f"{param or 'the body'}: {first['msg']}"
-        return counted(error_response(400, message, param=param))
+        return refuse(request, 400, f"{param or 'the body'}: {first['msg']}", param=param)
 
     @made.exception_handler(UnknownModelError)
-    async def unknown(_: HttpRequest, error: UnknownModelError) -> Response:
-        return counted(
-            error_response(404, str(error), "not_found_error", param="model",
-                           code="model_not_found")
-        )  # fmt: skip
+    async def unknown(request: HttpRequest, error: UnknownModelError) -> Response:
+        more = {"param": "model", "code": "model_not_found"}
+        return refuse(request, 404, str(error), "not_found_error", **more)
 
     @made.exception_handler(RequestError)
-    async def refused(_: HttpRequest, error: RequestError) -> Response:
-        return counted(error_response(400, str(error)))
+    async def refused(request: HttpRequest, error: RequestError) -> Response:
+        return refuse(request, 400, str(error))
 
     @made.exception_handler(OverloadError)
-    async def overloaded(_: HttpRequest, error: OverloadError) -> Response:
+    async def overloaded(request: HttpRequest, error: OverloadError) -> Response:
         status = 503 if service.admission.draining else 429
         headers = {"Retry-After": str(error.retry_after_s)}
         kind = "rate_limit_error" if status == 429 else "service_unavailable"
-        return counted(error_response(status, str(error), kind, headers=headers))
+        return refuse(request, status, str(error), kind, headers=headers)
 
     @made.exception_handler(SpecrtError)
-    async def failed(_: HttpRequest, error: SpecrtError) -> Response:
-        return counted(error_response(500, str(error), "server_error"))
+    async def failed(request: HttpRequest, error: SpecrtError) -> Response:
+        return refuse(request, 500, str(error), "server_error")
 
     @made.exception_handler(HTTPException)
-    async def plain(_: HttpRequest, error: HTTPException) -> Response:
+    async def plain(request: HttpRequest, error: HTTPException) -> Response:
         kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
         headers = dict(error.headers or {})
-        return counted(error_response(error.status_code, error.detail, kind, headers=headers))
+        return refuse(request, error.status_code, error.detail, kind, headers=headers)
 
     @made.exception_handler(Exception)
-    async def defect(_: HttpRequest, __: Exception) -> Response:
-        return counted(error_response(500, "the server failed; its log says why", "server_error"))
+    async def defect(request: HttpRequest, _: Exception) -> Response:
+        return refuse(request, 500, "the server failed; its log says why", "server_error")
 
 
 class AccessControl:
@@ -316,5 +328,7 @@ class AccessControl:
             return
         kind = "authentication_error" if status == 401 else "invalid_request_error"
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        response = JSONResponse(error_body(message, kind, code=status), status, headers)
+        response = error_response(
+            scope["path"], status, message, kind, code=status, headers=headers
+        )
         await response(scope, receive, send)

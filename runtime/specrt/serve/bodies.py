@@ -31,6 +31,7 @@ _REFUSED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "lora": "a bundle has one set of weights; leave it out",
+    "continue_final_message": "an answer that was begun is not continued; end with the user's",
     "use_beam_search": "beams are not speculated on; leave it out",
 }
 """Fields of other servers that would change the text, each with what to do about it."""
@@ -155,7 +156,10 @@ def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     kind = given.get("type")
     if kind == "json_object":
-        return {"json_schema": given.get("schema") or True}
+        schema = given.get("schema")
+        if schema is not None and not isinstance(schema, Mapping):
+            raise RequestError("response_format.schema is no schema; expected an object")
+        return {"json_schema": schema or {"type": "object"}}
     if kind == "json_schema":
         described = given.get("json_schema")
         schema = described.get("schema") if isinstance(described, Mapping) else given.get("schema")
@@ -178,7 +182,7 @@ def _structured(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the constraint of vLLM's `structured_outputs`."""
     found = {name: value for name, value in (given or {}).items() if value is not None}
     if found.pop("json_object", None):
-        found["json"] = True
+        found["json"] = {"type": "object"}
     for name in found:
         if name not in _STRUCTURED:
             raise RequestError(f"structured_outputs has {name!r}{did_you_mean(name, _STRUCTURED)}")
@@ -305,6 +309,8 @@ class TokenizeBody(BaseModel):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
+    with_pieces: bool = False
+    """Each token with its text, as llama.cpp tells it."""
 
 
 class DetokenizeBody(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import to_thread
 from collections.abc import AsyncIterator, Sequence
 from time import time
 from typing import Any
@@ -10,18 +9,18 @@ from uuid import uuid4
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.generator import Prompt
-from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry
-from specrt.serve.bodies import MOST_CHOICES, Body, ChatBody, CompletionBody, StreamOptions
-from specrt.serve.sending import DONE, EventStream, as_event, unless_gone
-from specrt.serve.service import ServedCompletions, Service, Update
-from specrt.serve.tools import ToolCall, ToolUse, tool_use
-from specrt.text.detokenizer import DraftedSpans
+from specrt.serve.answer_blocks import begin_chat
+from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
+from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
+from specrt.serve.service import ServedCompletions, Service
+from specrt.serve.speculation_report import metrics_of, speculation_of
+from specrt.serve.tools import ToolCall, ToolUse, call_parts, tool_use
 
 
 def usage_of(answers: ServedCompletions) -> dict[str, Any]:
@@ -34,52 +33,6 @@ def usage_of(answers: ServedCompletions) -> dict[str, Any]:
         "completion_tokens": made,
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": sum(c.cached_tokens for c in first)},
-    }
-
-
-def metrics_of(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Return what came of speculating: the shape that vLLM's clients print, and our own counts.
-
-    Both are of one completion; null for several.
-    """
-    if len(completions) > 1:
-        return {"speculative_decoding": None, "specrt": None}
-    (completion,) = completions
-    counts, timings = completion.speculation, completion.timings
-    drafting = [r for r in counts.log if r.drafted]
-    widest = max((r.drafted for r in drafting), default=0)
-    histogram = [sum(r.accepted == n for r in drafting) for n in range(widest + 1)]
-    speculative = drafting and {
-        "mean_acceptance_length": 1 + counts.accepted / len(drafting),
-        "draft_acceptance_rate": counts.draft_yield,
-        "acceptance_histogram": histogram,
-        "num_spec_steps": len(drafting),
-        "num_accepted_draft_tokens": counts.accepted,
-        "num_draft_tokens": counts.drafted,
-    }
-    return {
-        "speculative_decoding": speculative or None,
-        "specrt": {
-            **counts.to_json(),
-            "accepted_at": counts.accepted_at,
-            "seed": completion.seed,
-            "queue_ms": round(timings.queue_ms, 3),
-            "ttft_ms": round(timings.ttft_ms, 3),
-            "itl_ms": round(timings.itl_ms, 3),
-            "tokens_per_second": round(timings.tokens_per_second, 2),
-        },
-    }
-
-
-def speculation_of(update: Update, painted: DraftedSpans) -> dict[str, Any]:
-    """Return what was drafted of a chunk, and which parts of its text that are."""
-    chunk, round_ = update.chunk, update.round_
-    spans = painted.of(chunk.text, chunk.token_ids, chunk.accepted)
-    return {
-        "drafted": round_.drafted if round_ else 0,
-        "accepted": chunk.accepted,
-        "source": round_.source if round_ else "",
-        "spans": [{"text": span.text, "accepted": span.drafted} for span in spans],
     }
 
 
@@ -275,7 +228,9 @@ class ChatFormat(AnswerFormat):
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         """Return a whole choice: a message, with the calls that its text has."""
-        text, calls = split_calls(completion.text, self._use)
+        parts = call_parts(completion.text, self._use)
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, ToolCall)]
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls:
             message["content"] = text or None
@@ -341,19 +296,9 @@ class ChatFormat(AnswerFormat):
         return {"content": content, "refusal": None}
 
 
-def split_calls(text: str, use: ToolUse) -> tuple[str, list[ToolCall]]:
-    """Return a text without its calls, and these."""
-    parser = use.parser
-    if parser is None:
-        return text, []
-    parts = [*parser.push(text), *parser.finish()]
-    calls = [part for part in parts if isinstance(part, ToolCall)]
-    return "".join(part for part in parts if isinstance(part, str)), calls
-
-
 def completion_routes(service: Service) -> APIRouter:
     """Return the routes of completions."""
-    router = APIRouter()
+    router = APIRouter(route_class=StrictJsonRoute)
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, request: HttpRequest) -> Response:
@@ -375,42 +320,18 @@ def completion_routes(service: Service) -> APIRouter:
             logprobs=ranked,
             prompt_logprobs=ranked if body.echo else None,
         )
-        answers = await begin(service, body, prompts, params)
-        return await answer(request, body, answers, TextFormat(service, answers, body))
+        service.require(body.model)
+        answers = await service.begin(prompts, params, **body.draft_options)
+        form = TextFormat(service, answers, body)
+        return await answer(request, answers, form, stream=body.stream)
 
+    @router.post("/chat/completions", response_model=None, include_in_schema=False)
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> Response:
         """Answer a conversation."""
         use = tool_use(body.tools, body.tool_choice)
-        forced = use.schema()
-        params = body.params(
-            body.most_tokens, service.context, logprobs=body.ranked,
-            **({} if forced is None else {"json_schema": forced}),
-        )  # fmt: skip
-        prompt = await to_thread(service.render, body.messages, use.described)
-        answers = await begin(service, body, [prompt], params)
-        return await answer(request, body, answers, ChatFormat(service, answers, body, use))
+        answers = await begin_chat(service, body, use)
+        form = ChatFormat(service, answers, body, use)
+        return await answer(request, answers, form, stream=body.stream)
 
     return router
-
-
-async def begin(
-    service: Service, body: Body, prompts: Sequence[Prompt], params: SamplingParams
-) -> ServedCompletions:
-    """Begin the completions of a request."""
-    service.require(body.model)
-    return await service.begin(prompts, params, **body.draft_options)
-
-
-async def answer(
-    request: HttpRequest, body: Body, answers: ServedCompletions, form: AnswerFormat
-) -> Response:
-    """Return the answer, whole or as a stream of events."""
-    if body.stream:
-        return EventStream(form.events(), answers.close)
-    try:
-        if await unless_gone(request, answers.finish()) is None:
-            return Response(status_code=499)  # no client reads it
-        return JSONResponse(form.whole())
-    finally:
-        await answers.close()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from math import isfinite
+from typing import Any, Protocol, TypeVar
 
+from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from specrt.errors import reason_of
+from specrt.serve.service import ServedCompletions
 
 T = TypeVar("T")
 
@@ -26,6 +29,22 @@ def as_event(data: Any, name: str | None = None) -> bytes:
     return f"{head}data: {text}\n\n".encode(errors="replace")
 
 
+class JsonBody(JSONResponse):
+    """A response of JSON; half of a surrogate pair, which UTF-8 has not, is a question mark."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of the JSON."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode(errors="replace")
+
+
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
 def error_body(
     message: str, kind: str, param: str | None = None, code: str | int | None = None
 ) -> dict[str, Any]:
@@ -34,11 +53,40 @@ def error_body(
 
 
 def error_response(
-    status: int, message: str, kind: str = "invalid_request_error", *,
+    path: str, status: int, message: str, kind: str = "invalid_request_error", *,
     param: str | None = None, code: str | int | None = None, headers: dict[str, str] | None = None,
 ) -> JSONResponse:  # fmt: skip
-    """Return the response of an error."""
-    return JSONResponse(error_body(message, kind, param, code), status, headers)
+    """Return the response of an error, as the clients of a path read it."""
+    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
+        kind = _ANTHROPIC_KINDS.get(status, "invalid_request_error")
+        body = {"type": "error", "error": {"type": kind, "message": message}}
+    else:
+        body = error_body(message, kind, param, code)
+    return JsonBody(body, status, headers)
+
+
+class WholeOrStream(Protocol):
+    """How the completions of one request become what its protocol sends."""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, once all completions are over."""
+
+    def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a streamed answer."""
+
+
+async def answer(
+    request: HttpRequest, answers: ServedCompletions, form: WholeOrStream, *, stream: bool
+) -> Response:
+    """Return the answer, whole or as a stream of events."""
+    if stream:
+        return EventStream(form.events(), answers.close)
+    try:
+        if await unless_gone(request, answers.finish()) is None:
+            return Response(status_code=499)  # no client reads it
+        return JsonBody(form.whole())
+    finally:
+        await answers.close()
 
 
 class EventStream(Response):
@@ -98,3 +146,34 @@ async def _unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class StrictJsonRoute(APIRoute):
+    """A route whose bodies are JSON as its standard has it: no NaN, no number beyond a float's."""
+
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
+        """Return the handler, which reads its body strictly."""
+        handle = super().get_route_handler()
+
+        async def strict(request: HttpRequest) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict
+
+
+class _StrictRequest(HttpRequest):
+    async def json(self) -> Any:
+        """Return the body.
+
+        Raises: ValueError.
+        """
+        return json.loads(await self.body(), parse_constant=_no_number, parse_float=_finite)
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if isfinite(value) else _no_number(text)

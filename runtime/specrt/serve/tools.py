@@ -124,6 +124,13 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def call_parts(text: str, use: ToolUse) -> list[str | ToolCall]:
+    """Return a whole text in parts: pieces of text, and the calls between them."""
+    parser = use.parser
+    parts = [text] if parser is None else [*parser.push(text), *parser.finish()]
+    return [part for part in parts if part]
+
+
 class ToolCallParser:
     """Finds calls in a text as it comes: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 

@@ -1,0 +1,179 @@
+"""Other protocols over the chat route: their bodies become a chat's, its text becomes blocks.
+
+A block is a run of text or one tool call. No protocol has a path of its own to the engines.
+"""
+
+from __future__ import annotations
+
+from asyncio import to_thread
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from specrt.completion import Completion
+from specrt.errors import RequestError, reason_of
+from specrt.serve.bodies import ChatBody, StreamOptions
+from specrt.serve.sending import as_event
+from specrt.serve.service import ServedCompletions, Service
+from specrt.serve.speculation_report import metrics_of, speculation_of
+from specrt.serve.tools import ToolCall, ToolUse, call_parts
+
+Event = tuple[str, dict[str, Any]]
+"""The type of a streamed event, and its other fields."""
+
+
+class ConvertedBody(BaseModel):
+    """A request of another protocol: the fields that any of them may have beside its own."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    gamma: int | Literal["auto"] | None = None
+    """Tokens to draft each round; 0 decodes plainly."""
+    drafter: str | None = None
+    verifier: str | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that would change the answer, each with what to do about it."""
+
+    def refuse(self) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises: RequestError, which names the field.
+        """
+        extra = self.model_extra or {}
+        for name, remedy in self.refused.items():
+            if extra.get(name) not in (None, False, [], {}):
+                raise RequestError(f"{name} is not supported: {remedy}")
+
+    def chat(self) -> ChatBody:
+        """Return the request as the chat route has it.
+
+        Raises: RequestError for what has no meaning there.
+        """
+        self.refuse()
+        shared = {
+            name: value
+            for name in ConvertedBody.model_fields
+            if (value := getattr(self, name)) is not None
+        }
+        try:
+            return ChatBody.model_validate(shared | self.converted())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise RequestError(f"{where}: {first['msg']}") from None
+
+    def converted(self) -> dict[str, Any]:
+        """Return the protocol's own fields as the chat route has them."""
+        raise NotImplementedError
+
+
+async def begin_chat(service: Service, body: ChatBody, use: ToolUse) -> ServedCompletions:
+    """Begin the completions of a conversation."""
+    service.require(body.model)
+    forced = use.schema()
+    params = body.params(
+        body.most_tokens, service.context, logprobs=body.ranked,
+        **({} if forced is None else {"json_schema": forced}),
+    )  # fmt: skip
+    prompt = await to_thread(service.render, body.messages, use.described)
+    return await service.begin([prompt], params, **body.draft_options)
+
+
+class BlockAnswer:
+    """An answer made of blocks. The whole and the stream pass the same methods."""
+
+    def __init__(
+        self, service: Service, body: ConvertedBody, answers: ServedCompletions, use: ToolUse
+    ) -> None:
+        self._service = service
+        self._answers = answers
+        self._use = use
+        self._told = bool(body.stream_options and body.stream_options.include_speculation)
+
+    @property
+    def completion(self) -> Completion:
+        """The one completion of the answer."""
+        return self._answers.completions[0]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What came of speculating."""
+        return metrics_of(self._answers.completions)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, once its completion is over."""
+        for part in call_parts(self.completion.text, self._use):
+            deque(self.add(part), maxlen=0)
+        deque(self.finish(), maxlen=0)
+        return self.to_json()
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a streamed answer; an error within it is the last one."""
+        for event in self.opening():
+            yield self.encode(event)
+        try:
+            async for part, extra in self._parts():
+                for number, (kind, fields) in enumerate(self.add(part)):
+                    yield self.encode((kind, fields if number else fields | extra))
+            last = [*self.finish(), *self.closing()]
+        except Exception as error:
+            last = [self.failure(reason_of(error))]
+        for event in last:
+            yield self.encode(event)
+
+    def encode(self, event: Event) -> bytes:
+        """Return an event as it is sent, with its type as its name."""
+        kind, fields = event
+        return as_event({"type": kind, **fields}, kind)
+
+    def opening(self) -> Iterator[Event]:
+        """Yield the events before the first block."""
+        raise NotImplementedError
+
+    def add(self, part: str | ToolCall) -> Iterator[Event]:
+        """Take a piece of text or a call; yield the events of it."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Event]:
+        """End the last block; yield the events of that."""
+        raise NotImplementedError
+
+    def closing(self) -> Iterator[Event]:
+        """Yield the events behind the last block."""
+        raise NotImplementedError
+
+    def failure(self, reason: str) -> Event:
+        """Return the event of an answer that failed."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer's object as it is now."""
+        raise NotImplementedError
+
+    async def _parts(self) -> AsyncIterator[tuple[str | ToolCall, dict[str, Any]]]:
+        """Yield pieces of text and calls as they become certain, and what is told of them."""
+        parser = self._use.parser
+        painted = self._answers.spans(0) if self._told else None
+        async for update in self._answers.updates():
+            extra = {} if painted is None else {"speculation": speculation_of(update, painted)}
+            text = update.chunk.text
+            for part in parser.push(text) if parser else [text] if text else []:
+                yield part, extra
+                extra = {}
+        for part in parser.finish() if parser else ():
+            yield part, {}

@@ -1,0 +1,310 @@
+"""/v1/messages: Anthropic's Messages, whole and streamed, and the count of their tokens."""
+
+from __future__ import annotations
+
+import json
+from asyncio import to_thread
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from specrt.errors import RequestError
+from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event, begin_chat
+from specrt.serve.bodies import MOST_STOPS
+from specrt.serve.sending import StrictJsonRoute, answer
+from specrt.serve.service import ServedCompletions, Service
+from specrt.serve.tools import ToolCall, ToolUse, tool_use
+
+Blocks = str | list[dict[str, Any]]
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+"""Names of `tool_choice`, and those that the chat route has for them."""
+
+_UNREAD = ("thinking", "redacted_thinking")
+"""Blocks that clients send back, and no template reads."""
+
+
+class ConversationMessage(BaseModel):
+    """A turn of the user, or of the model."""
+
+    role: Literal["user", "assistant"]
+    content: Blocks
+
+
+class CountBody(ConvertedBody):
+    """A request to /v1/messages/count_tokens."""
+
+    messages: Annotated[list[ConversationMessage], Field(min_length=1)]
+    system: Blocks | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "container": "nothing is run here; leave it out",
+        "mcp_servers": "no tool is run here; give tools with an input_schema",
+        "context_management": "nothing is stored here; send the conversation as it is to be read",
+    }
+
+    def converted(self) -> dict[str, Any]:
+        """Return the protocol's own fields as the chat route has them."""
+        messages = []
+        if self.system is not None:
+            messages.append({"role": "system", "content": _text_of(self.system, "system")})
+        for number, message in enumerate(self.messages):
+            messages += _turn(message, f"messages[{number}]")
+        if messages[-1]["role"] == "assistant":
+            raise RequestError(
+                "messages end with one of the assistant, and an answer that was begun is not "
+                "continued here; end with one of the user"
+            )
+        return {
+            "messages": messages,
+            "tools": None if self.tools is None else [*map(_tool, self.tools)],
+            "tool_choice": _choice(self.tool_choice),
+        }
+
+
+class MessagesBody(CountBody):
+    """A request to /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    output_config: dict[str, Any] | None = None
+
+    def converted(self) -> dict[str, Any]:
+        """Return the protocol's own fields as the chat route has them."""
+        return {
+            **super().converted(),
+            "max_completion_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "response_format": (self.output_config or {}).get("format"),
+        }
+
+
+def _turn(message: ConversationMessage, where: str) -> list[dict[str, Any]]:
+    """Return a turn as messages of a chat: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    turns: list[dict[str, Any]] = []
+
+    def current() -> dict[str, Any]:
+        if not turns or turns[-1]["role"] != message.role:
+            turns.append({"role": message.role, "content": ""})
+        return turns[-1]
+
+    for block in message.content:
+        kind = block.get("type")
+        if kind == "text":
+            current()["content"] += _text_of([block], where)
+        elif kind == "tool_use" and message.role == "assistant":
+            current().setdefault("tool_calls", []).append(_call(block, where))
+        elif kind == "tool_result" and message.role == "user":
+            content = _text_of(block.get("content") or "", f"{where}: a tool_result")
+            told = {"tool_call_id": block.get("tool_use_id")}
+            turns.append({"role": "tool", "content": content, **told})
+        elif kind not in _UNREAD:
+            raise RequestError(
+                f"{where} has a block of type {kind!r} of the {message.role}; expected 'text', "
+                "'tool_use' of the assistant or 'tool_result' of the user: this model reads "
+                "nothing else"
+            )
+    return turns or [current()]
+
+
+def _text_of(content: Any, where: str) -> str:
+    """Return the text of blocks that must be text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        texts = [
+            block.get("text")
+            for block in content
+            if isinstance(block, Mapping) and block.get("type") == "text"
+        ]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "".join(map(str, texts))
+    raise RequestError(f"{where} has content that is no text; expected a text, or 'text' blocks")
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    name, given = block.get("name"), block.get("input", {})
+    if not isinstance(name, str) or not isinstance(given, Mapping):
+        raise RequestError(f"{where} has a tool_use without a name, or whose input is no object")
+    function = {"name": name, "arguments": json.dumps(given)}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise RequestError(
+            f"tools have one of type {tool['type']!r}; expected 'custom' with an input_schema: "
+            "this server runs no tools"
+        )
+    schema = tool.get("input_schema")
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"the tool {tool.get('name')!r} has no input_schema; expected an object")
+    described = {name: tool[name] for name in ("name", "description") if name in tool}
+    return {"type": "function", "function": {**described, "parameters": schema}}
+
+
+def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        raise RequestError(
+            f"tool_choice.type is {kind!r}; expected 'auto', 'any', 'tool' with a name, or 'none'"
+        )
+    return _CHOICES[kind]
+
+
+class MessagesAnswer(BlockAnswer):
+    """The objects and events of /v1/messages."""
+
+    def __init__(
+        self, service: Service, body: MessagesBody, answers: ServedCompletions, use: ToolUse
+    ) -> None:
+        super().__init__(service, body, answers, use)
+        self._id = f"msg_{uuid4().hex[:24]}"
+        self._content: list[dict[str, Any]] = []
+        self._text: list[str] | None = None
+
+    def opening(self) -> Iterator[Event]:
+        """Yield the message without its content."""
+        usage = _usage(len(self._answers.prompts[0]), 0, 0)
+        head = self._head() | {"stop_reason": None, "stop_sequence": None}
+        yield "message_start", {"message": {**head, "content": [], "usage": usage}}
+
+    def add(self, part: str | ToolCall) -> Iterator[Event]:
+        """Take a piece of text or a call; yield the events of it."""
+        if isinstance(part, ToolCall):
+            yield from self._end_text()
+            yield from self._call(part)
+            return
+        at = len(self._content)
+        if self._text is None:
+            self._text = []
+            yield _start(at, {"type": "text", "text": ""})
+        self._text.append(part)
+        yield _delta(at, {"type": "text_delta", "text": part})
+
+    def finish(self) -> Iterator[Event]:
+        """End the last block; without any there is an empty one."""
+        if self._text is None and not self._content:
+            self._text = []
+            yield _start(0, {"type": "text", "text": ""})
+        yield from self._end_text()
+
+    def closing(self) -> Iterator[Event]:
+        """Yield why the message ended, and what it took."""
+        usage = self._used()
+        yield "message_delta", {"delta": self._ending(), "usage": usage, "metrics": self.metrics}
+        yield "message_stop", {}
+
+    def failure(self, reason: str) -> Event:
+        """Return the event of an answer that failed."""
+        return "error", {"error": {"type": "api_error", "message": reason}}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole message."""
+        told = {"usage": self._used(), "metrics": self.metrics}
+        return {**self._head(), "content": self._content, **self._ending(), **told}
+
+    def _head(self) -> dict[str, Any]:
+        model = self._service.name
+        return {"id": self._id, "type": "message", "role": "assistant", "model": model}
+
+    def _ending(self) -> dict[str, Any]:
+        done = self.completion
+        stop = done.stop_reason if isinstance(done.stop_reason, str) else None
+        if done.finish_reason == "length":
+            reason = "max_tokens"
+        elif any(block["type"] == "tool_use" for block in self._content):
+            reason = "tool_use"
+        else:
+            reason = "end_turn" if stop is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+    def _used(self) -> dict[str, Any]:
+        done = self.completion
+        return _usage(done.prompt_tokens, done.cached_tokens, len(done.token_ids))
+
+    def _end_text(self) -> Iterator[Event]:
+        if self._text is None:
+            return
+        yield _stop(len(self._content))
+        self._content.append({"type": "text", "text": "".join(self._text)})
+        self._text = None
+
+    def _call(self, call: ToolCall) -> Iterator[Event]:
+        at = len(self._content)
+        given = _object_of(call.arguments)
+        block = {"type": "tool_use", "id": f"toolu_{uuid4().hex[:24]}", "name": call.name}
+        yield _start(at, {**block, "input": {}})
+        yield _delta(at, {"type": "input_json_delta", "partial_json": json.dumps(given)})
+        yield _stop(at)
+        self._content.append({**block, "input": given})
+
+
+def _object_of(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call; what is no object becomes the one field of one."""
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        given = arguments
+    return given if isinstance(given, dict) else {"arguments": given}
+
+
+def _start(index: int, block: dict[str, Any]) -> Event:
+    return "content_block_start", {"index": index, "content_block": block}
+
+
+def _delta(index: int, delta: dict[str, Any]) -> Event:
+    return "content_block_delta", {"index": index, "delta": delta}
+
+
+def _stop(index: int) -> Event:
+    return "content_block_stop", {"index": index}
+
+
+def _usage(read: int, cached: int, made: int) -> dict[str, Any]:
+    """Return Anthropic's count of tokens, in which those read from a cache stand apart."""
+    return {
+        "input_tokens": read - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": made,
+    }
+
+
+def messages_routes(service: Service) -> APIRouter:
+    """Return the routes of messages."""
+    router = APIRouter(route_class=StrictJsonRoute)
+
+    @router.post("/v1/messages", response_model=None)
+    async def messages(body: MessagesBody, request: HttpRequest) -> Response:
+        """Answer a conversation."""
+        chat = body.chat()
+        use = tool_use(chat.tools, chat.tool_choice)
+        answers = await begin_chat(service, chat, use)
+        form = MessagesAnswer(service, body, answers, use)
+        return await answer(request, answers, form, stream=body.stream)
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountBody) -> dict[str, int]:
+        """Count the tokens that a conversation is read as."""
+        service.require(body.model)
+        chat = body.chat()
+        use = tool_use(chat.tools, chat.tool_choice)
+        prompt = await to_thread(service.render, chat.messages, use.described)
+        ids = await to_thread(service.generator.tokenizer.encode, prompt)
+        return {"input_tokens": len(ids)}
+
+    return router

@@ -1,0 +1,178 @@
+"""Responses: the chat route's text in another protocol's objects, events in their order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from scheduler.support import rows, target_of
+from serve.support import TOOLS, Live, serving
+from specrt.text.tokenizer import Tokenizer
+from support.rows import packed
+
+PATH = "/v1/responses"
+BODY = {"input": "the thing", "max_output_tokens": 20, "temperature": 0, "ignore_eos": True}
+FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+
+@pytest.fixture(scope="module")
+def client(toy: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{toy.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def chat_text(toy: Live, messages: list[dict[str, Any]], **options: Any) -> str:
+    body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "messages": messages}
+    answer = toy.post("/v1/chat/completions", **(body | options))
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_the_text_is_that_of_the_chat_route(toy: Live, client: openai.OpenAI) -> None:
+    wanted = chat_text(
+        toy, [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the thing"}]
+    )
+    options: dict[str, Any] = {
+        "model": "toy", "instructions": "be brief", "input": "the thing", "store": False,
+        "max_output_tokens": 20, "temperature": 0, "reasoning": {"effort": "low"},
+        "extra_body": {"ignore_eos": True, "gamma": 4},
+    }  # fmt: skip
+    whole = client.responses.create(**options)
+    assert whole.output_text == wanted
+    assert whole.status == "incomplete"
+    assert whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 20
+    assert whole.store is False
+    told = whole.metrics
+    assert told["specrt"]["drafted"] == told["speculative_decoding"]["num_draft_tokens"] > 0
+    events = [*client.responses.create(**options, stream=True)]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = kinds.count("output_text.delta")
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "content_part.added",
+        *["output_text.delta"] * deltas, "output_text.done", "content_part.done",
+        "output_item.done", "incomplete",
+    ]  # fmt: skip
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == wanted
+    last: Any = events[-1]
+    assert last.response.output_text == wanted
+    assert last.response.metrics["specrt"]["drafted"] == told["specrt"]["drafted"]
+
+
+def test_a_model_of_pydantic_is_parsed_whole_and_streamed(client: openai.OpenAI) -> None:
+    class Reply(BaseModel):
+        colour: Literal["red", "blue"]
+
+    parsed = client.responses.parse(model="toy", input="?", text_format=Reply)
+    assert parsed.status == "completed"
+    assert parsed.output_parsed is not None
+    with client.responses.stream(model="toy", input="?", text_format=Reply) as stream:
+        final = stream.get_final_response()
+    assert final.output_parsed is not None
+    assert final.output_parsed.colour in ("red", "blue")
+
+
+def test_functions_are_called_and_their_results_read(toy: Live, client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {
+        "model": "toy", "input": [{"role": "user", "content": "?"}], "tools": FLAT,
+        "tool_choice": {"type": "function", "name": "time"}, "temperature": 0,
+    }  # fmt: skip
+    (call,) = client.responses.create(**options).output
+    assert call.type == "function_call"
+    assert call.name == "time"
+    assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+    with client.responses.stream(**options) as stream:
+        kinds = [event.type.removeprefix("response.") for event in stream]
+        (streamed,) = stream.get_final_response().output
+    assert streamed.type == "function_call"
+    assert streamed.arguments == call.arguments
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    items = [
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"role": "user", "content": [{"type": "input_text", "text": "?"}]},
+        call.to_dict(),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "noon"},
+    ]
+    function = {"name": "time", "arguments": call.arguments}
+    wanted = chat_text(
+        toy,
+        [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": call.call_id, "content": "noon"},
+        ],
+    )
+    assert client.responses.create(
+        model="toy", input=items, max_output_tokens=20, temperature=0,
+        extra_body={"ignore_eos": True},
+    ).output_text == wanted  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "c"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": 5}, "include"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ({"input": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"input": [{"type": "function_call", "name": 3}]}, "function.name"),
+        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"tools": FLAT, "tool_choice": {"type": "file_search"}}, "file_search"),
+        ({"text": {"format": {"type": "xml"}}}, "xml"),
+        ({"gamma": 99}, "gamma 99"),
+        ({"temperature": -1}, "temperature"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(
+    toy: Live, body: dict[str, Any], named: str
+) -> None:
+    assert named in toy.refusal(PATH, 400, **(BODY | body))
+
+
+def test_an_engine_that_fails_ends_the_response(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 1, tokenizer)
+    with serving(toys) as live:
+        engine, honest = target_of(toys), target_of(toys).forward
+
+        def fail(*args: Any) -> Any:
+            if len(engine.calls) > before + 3:
+                raise ValueError("the cable is out")
+            return honest(*args)
+
+        before = len(engine.calls)
+        engine.forward = fail
+        for path, last, body in (
+            (PATH, "response.failed", BODY),
+            ("/v1/messages", "error", {
+                "messages": [{"role": "user", "content": "x"}], "max_tokens": 20,
+            }),
+        ):  # fmt: skip
+            engine.forward = fail
+            before = len(engine.calls)
+            answer = live.http.post(path, json={**body, "ignore_eos": True, "stream": True})
+            lines = [line for line in answer.text.splitlines() if line]
+            assert lines[-2] == f"event: {last}"
+            assert "the cable is out" in lines[-1]
+            engine.forward = honest
+            live.post(path, **body)
