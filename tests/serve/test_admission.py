@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -93,6 +95,19 @@ def test_many_clients_that_go_away_leave_nothing(toy: Live) -> None:
     until(lambda: not toy.service.admission.live)
     assert toy.service.admission.waiting == 0
     assert toy.post(TEXT, **LONG)["choices"][0]["text"] == wanted
+
+
+@pytest.mark.parametrize("path", [TEXT, "/tokenize"])
+def test_others_are_answered_while_a_long_text_is_tokenized(toy: Live, path: str) -> None:
+    text = "a b c " * 300_000
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=toy.url) as other:
+        asked = pool.submit(other.post, path, json={"prompt": text}, timeout=60)
+        times = [perf_counter()]
+        while not asked.done():
+            assert toy.http.get("/health").status_code == 200
+            times.append(perf_counter())
+        assert asked.result().status_code == (400 if path == TEXT else 200)
+    assert max(b - a for a, b in pairwise(times)) < 0.5 * (times[-1] - times[0])
 
 
 def test_a_server_that_ends_takes_nothing_new(tokenizer: Tokenizer) -> None:
