@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -57,6 +57,31 @@ def test_a_full_queue_is_429_and_the_rest_are_answered(tokenizer: Tokenizer) -> 
         texts = {one.result()["choices"][0]["text"] for one in waiting}
         assert len(texts) == 1
         assert live.post(TEXT, **LONG)["choices"][0]["text"] in texts
+
+
+def test_a_completion_that_is_over_waits_no_more(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 2, tokenizer)
+    engine, go = target_of(toys), threading.Event()
+    honest, held = engine.forward, threading.Event()
+    passes = count()
+
+    def forward(*args: Any) -> Any:
+        if next(passes) == 60:
+            held.set()
+            assert go.wait(30)
+        return honest(*args)
+
+    engine.forward = forward
+    with serving(toys) as live, ThreadPoolExecutor(1) as pool:
+        body = {**LONG, "prompt": ["b", "a" * 128], "gamma": 0}  # the second has room for a token
+        asked = pool.submit(live.post, TEXT, **body)
+        assert held.wait(30)
+        seen = metrics(live)
+        assert seen["specrt_num_requests_running"] == 1
+        assert seen["specrt_num_requests_waiting"] == 0
+        go.set()
+        asked.result()
+        assert metrics(live)["specrt_num_requests_waiting"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
