@@ -70,6 +70,9 @@ _MOST_PENALTY = 100
 
 _MOST_BIAS = 10_000
 
+_MOST_DIGITS = 20
+"""Of a token id in a text; Python refuses to read some thousands."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -271,7 +274,9 @@ def _bias(given: Any) -> dict[int, float]:
         raise RequestError(f"logit_bias is {given!r}; expected a mapping of token ids to numbers")
     bias = {}
     for key, value in given.items():
-        digits = isinstance(key, str) and key.isascii() and key.isdigit()
+        digits = (
+            isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS
+        )
         token = int(key) if digits else _plain(key)
         if not _is_int(token) or not _is_real(value) or abs(value) > _MOST_BIAS:
             raise RequestError(
@@ -283,6 +288,8 @@ def _bias(given: Any) -> dict[int, float]:
 
 def _plain(value: Any) -> Any:
     """Return a whole number of any type, NumPy's among them, as an int, and the rest as it is."""
+    if type(value) is int:  # at once: the check of a protocol takes microseconds
+        return value
     whole = isinstance(value, SupportsIndex) and not isinstance(value, bool)
     return index(value) if whole else value
 

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,23 @@ def test_a_signal_lets_what_runs_end(codelet: Path, number: int) -> None:
         *_, last = [line for line in lines if line]
         assert last == "data: [DONE]"
         assert process.wait(60) == 0
+
+
+EARLY = """
+import os, signal, uvicorn
+honest = uvicorn.Server.run
+def run(*args, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    honest(*args, **options)
+uvicorn.Server.run = run
+from specrt.cli import main
+main()
+"""
+
+
+def test_a_signal_before_the_server_listens_to_signals_ends_it(codelet: Path) -> None:
+    words = [sys.executable, "-c", EARLY, "serve", str(codelet), "--port", "0", "--threads", "1"]
+    assert subprocess.run(words, check=False, timeout=60, capture_output=True).returncode == 0
 
 
 def refused(*options: str) -> str:

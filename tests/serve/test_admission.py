@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, pairwise
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -57,6 +59,31 @@ def test_a_full_queue_is_429_and_the_rest_are_answered(tokenizer: Tokenizer) -> 
         assert live.post(TEXT, **LONG)["choices"][0]["text"] in texts
 
 
+def test_a_completion_that_is_over_waits_no_more(tokenizer: Tokenizer) -> None:
+    toys = rows(packed, 2, tokenizer)
+    engine, go = target_of(toys), threading.Event()
+    honest, held = engine.forward, threading.Event()
+    passes = count()
+
+    def forward(*args: Any) -> Any:
+        if next(passes) == 60:
+            held.set()
+            assert go.wait(30)
+        return honest(*args)
+
+    engine.forward = forward
+    with serving(toys) as live, ThreadPoolExecutor(1) as pool:
+        body = {**LONG, "prompt": ["b", "a" * 128], "gamma": 0}  # the second has room for a token
+        asked = pool.submit(live.post, TEXT, **body)
+        assert held.wait(30)
+        seen = metrics(live)
+        assert seen["specrt_num_requests_running"] == 1
+        assert seen["specrt_num_requests_waiting"] == 0
+        go.set()
+        asked.result()
+        assert metrics(live)["specrt_num_requests_waiting"] == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_row(tokenizer: Tokenizer, stream: bool) -> None:
     toys = rows(packed, 1, tokenizer)
@@ -93,6 +120,19 @@ def test_many_clients_that_go_away_leave_nothing(toy: Live) -> None:
     until(lambda: not toy.service.admission.live)
     assert toy.service.admission.waiting == 0
     assert toy.post(TEXT, **LONG)["choices"][0]["text"] == wanted
+
+
+@pytest.mark.parametrize("path", [TEXT, "/tokenize"])
+def test_others_are_answered_while_a_long_text_is_tokenized(toy: Live, path: str) -> None:
+    text = "a b c " * 300_000
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=toy.url) as other:
+        asked = pool.submit(other.post, path, json={"prompt": text}, timeout=60)
+        times = [perf_counter()]
+        while not asked.done():
+            assert toy.http.get("/health").status_code == 200
+            times.append(perf_counter())
+        assert asked.result().status_code == (400 if path == TEXT else 200)
+    assert max(b - a for a, b in pairwise(times)) < 0.5 * (times[-1] - times[0])
 
 
 def test_a_server_that_ends_takes_nothing_new(tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from support.toy import TableEngine, generator
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
+DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,8 @@ HELLO = [{"role": "user", "content": "hello"}]
         (TEXT, {"prompt": "x", "gamma": 40}, "gamma 40"),
         (TEXT, {"prompt": "x", "drafter": "oracle"}, "oracle"),
         (TEXT, {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        (TEXT, {"prompt": "x", "json_schema": DEEP}, "too deep"),
         (TEXT, {"prompt": "x", "grammar": "start: ("}, "grammar"),
         (TEXT, {"prompt": "x", "structured_outputs": {"jsn": {}}}, "'json'"),
         (TEXT, {"prompt": "x", "grammar": "a", "json_schema": {}}, "2 constraints"),

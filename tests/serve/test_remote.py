@@ -290,6 +290,20 @@ def test_a_slow_link_does_not_slow_down_a_server_that_decodes_alone(
         proxy.close()
 
 
+def test_a_link_that_a_server_closed_meanwhile_is_not_used_again(
+    home: Generator, tokenizer: Tokenizer, draft_engine: TableEngine
+) -> None:
+    with served(VerifyEndpoint(home, VerifyLimits(idle_s=0.2))) as port:
+        pool = LinkPool(f"ws://127.0.0.1:{port}", QUICK)
+        with remote_generator(pool, OpenedDraft(draft_engine, tokenizer, [])) as made:
+            params = SamplingParams(max_tokens=9)
+            for _ in range(2):
+                same(made.generate(PROMPT, params), home.generate(PROMPT, params))
+                kept = pool.take(lambda: True)
+                pool.give_back(kept)
+                until(lambda kept=kept: not kept.alive)
+
+
 def test_a_device_that_stops_ends_its_session(sessions: VerifyEndpoint, device: Device) -> None:
     made, before = device(), len(sessions)
     params = SamplingParams(max_tokens=100, ignore_eos=True)

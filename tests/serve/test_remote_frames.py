@@ -398,6 +398,30 @@ def test_a_device_that_never_answers_loses_its_session(tokenizer: Tokenizer) -> 
             assert expected(home)
 
 
+def test_sessions_that_begin_at_once_are_limited(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rows(packed, 1, tokenizer) as home:
+        honest = home.paced
+
+        def slow(*args: Any, **options: Any) -> Any:
+            time.sleep(0.3)  # as a large grammar is
+            return honest(*args, **options)
+
+        monkeypatch.setattr(home, "paced", slow)
+        sessions = VerifyEndpoint(home, VerifyLimits(sessions=2))
+        with served(sessions) as port:
+            made = [Client(port, tokenizer) for _ in range(4)]
+            hello = {"type": "hello", "protocol": 1, "prompt_ids": PROMPT,
+                     "tokenizer_sha256": tokenizer.sha256}  # fmt: skip
+            for one in made:
+                one.wire.send(json.dumps(hello))
+            begun = [json.loads(one.wire.recv(10))["type"] for one in made]
+            assert sorted(begun) == ["error", "error", "ready", "ready"]
+            for one in made:
+                one.close()
+
+
 def test_sessions_and_links_are_limited(tokenizer: Tokenizer) -> None:
     with rows(packed, 1, tokenizer) as home:
         sessions = VerifyEndpoint(home, VerifyLimits(sessions=2, links=4))

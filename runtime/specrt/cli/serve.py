@@ -154,10 +154,12 @@ def _serve(
         ws_per_message_deflate=False,  # ids do not shrink
         server_header=False,
     )
-    # uvicorn raises the signal again once it has ended: that is no failure here.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    server = Server(config)
+    # One that comes before uvicorn listens to signals counts too. It raises the signal again once
+    # it has ended: that is no failure here.
+    signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
-        Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

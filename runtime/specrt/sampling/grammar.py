@@ -121,6 +121,8 @@ def _json(text: str) -> str:
         )
     except ValueError as error:
         raise RequestError(f"json_schema cannot be enforced: {one_line(str(error))}") from None
+    except RecursionError:
+        raise RequestError("json_schema is nested too deep") from None
 
 
 def _regex(text: str) -> str:

@@ -20,6 +20,17 @@ class OverloadError(SpecrtError):
         self.retry_after_s = retry_after_s
 
 
+class Places:
+    """Those of one request, which gives each back once the completion of it is over."""
+
+    def __init__(self, count: int) -> None:
+        self.held = count
+
+    def give_back(self) -> None:
+        """Let another completion have one."""
+        self.held -= 1
+
+
 class Admission:
     """Counts completions that run or wait, and bounds them. For one event loop."""
 
@@ -31,9 +42,7 @@ class Admission:
         """Whether the server ends: what was admitted goes on, nothing else begins."""
         self.live: set[AsyncStream] = set()
         """The streams that were admitted and are not over."""
-        self.preparing = 0
-        """How many admitted completions have no stream yet: their prompts are read as tokens."""
-        self._admitted = 0
+        self._requests: set[Places] = set()
         self._mean_s = 1.0
         """How long a completion takes, the latest counting most."""
 
@@ -45,11 +54,14 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many completions wait for a row."""
-        in_line = sum(stream.completion.timings.taken_ns is None for stream in self.live)
-        return in_line + self.preparing
+        return self._admitted - self.running
+
+    @property
+    def _admitted(self) -> int:
+        return sum(places.held for places in self._requests)
 
     @contextmanager
-    def admit(self, count: int) -> Iterator[None]:
+    def admit(self, count: int) -> Iterator[Places]:
         """Hold the places of so many completions.
 
         Raises: OverloadError where they do not fit, and while the server ends.
@@ -62,12 +74,13 @@ class Admission:
                 f"{self.max_queue}; try again later",
                 self.retry_after_s,
             )
-        self._admitted += count
+        places = Places(count)
+        self._requests.add(places)
         began = monotonic()
         try:
-            yield
+            yield places
         finally:
-            self._admitted -= count
+            self._requests.discard(places)
             self._mean_s += 0.2 * (monotonic() - began - self._mean_s)
 
     @property

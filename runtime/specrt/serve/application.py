@@ -173,7 +173,7 @@ def status_routes(service: Service) -> APIRouter:
 
 
 def model_routes(service: Service) -> APIRouter:
-    """Return the routes about the model and its tokenizer."""
+    """Return the routes about the model and its tokenizer, which runs in threads."""
     router = APIRouter(route_class=StrictJsonRoute)
     tokenizer = service.generator.tokenizer
 
@@ -190,7 +190,7 @@ def model_routes(service: Service) -> APIRouter:
         return service.to_json()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Return the tokens of a text, or of a conversation."""
         if body.messages is not None:
             ids = tokenizer.encode(service.render(body.messages))
@@ -210,7 +210,7 @@ def model_routes(service: Service) -> APIRouter:
         return {"tokens": tokens, "count": len(ids), "max_model_len": service.context}
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+    def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """Return the text of tokens."""
         vocab = service.generator.models.target.geometry.vocab_size
         wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)

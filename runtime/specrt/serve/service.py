@@ -14,7 +14,7 @@ from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import SamplingParams
-from specrt.serve.admission import Admission
+from specrt.serve.admission import Admission, Places
 from specrt.serve.bodies import Body, ChatMessage
 from specrt.serve.metrics import ServerMetrics
 from specrt.speculation.drafters import available_drafters
@@ -114,15 +114,11 @@ class Service:
 
         Raises: OverloadError, RequestError, CapacityError before any work.
         """
-        with ExitStack() as places:
-            places.enter_context(self.admission.admit(len(prompts) * params.n))
+        with ExitStack() as admitted:
+            places = admitted.enter_context(self.admission.admit(len(prompts) * params.n))
             began = monotonic()
-            self.admission.preparing += len(prompts) * params.n
-            try:
-                ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
-            finally:
-                self.admission.preparing -= len(prompts) * params.n
-            return ServedCompletions(self, ids, streams, places.pop_all(), began)
+            ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
+            return ServedCompletions(self, ids, streams, places, admitted.pop_all(), began)
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
@@ -158,7 +154,8 @@ class ServedCompletions:
         service: Service,
         prompts: list[list[int]],
         streams: Sequence[AsyncStream],
-        places: ExitStack,
+        places: Places,
+        admitted: ExitStack,
         began: float,
     ) -> None:
         self.prompts = prompts
@@ -167,6 +164,7 @@ class ServedCompletions:
         self._service = service
         self._streams = streams
         self._places = places
+        self._admitted = admitted
         self._began = began
         self._open = set(streams)
         service.admission.live |= self._open
@@ -220,7 +218,7 @@ class ServedCompletions:
                 with suppress(Exception):
                     await stream.aclose()
         finally:
-            self._places.close()
+            self._admitted.close()
 
     def prompt(self, index: int) -> list[int]:
         """Return the tokens of the prompt of a completion."""
@@ -250,5 +248,6 @@ class ServedCompletions:
     def _ended(self, stream: AsyncStream) -> None:
         if stream in self._open:
             self._open.discard(stream)
+            self._places.give_back()
             self._service.admission.live.discard(stream)
             self._service.metrics.end(stream.completion, monotonic() - self._began)

@@ -274,6 +274,8 @@ class VerifyEndpoint:
         self._name = name
         self._sessions: dict[str, VerifySession] = {}
         self._links: set[_Link] = set()
+        self._beginning = 0
+        """How many sessions are on their way."""
         models = generator.models
         self._vocabulary = models.target.geometry.vocab_size
         self._step_us = models.costs.verify_ns[0] / 1e3 if models.costs is not None else 0.0
@@ -281,8 +283,8 @@ class VerifyEndpoint:
         self._gammas = sorted(gamma for gamma in models.gammas if gamma <= MOST_DRAFTED)
 
     def __len__(self) -> int:
-        """Return how many sessions there are whose text has not ended."""
-        return sum(not session.over for session in self._sessions.values())
+        """Return how many sessions there are, or begin, whose text has not ended."""
+        return self._beginning + sum(not session.over for session in self._sessions.values())
 
     async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one WebSocket to its end; what goes wrong in it concerns no other."""
@@ -379,10 +381,13 @@ class VerifyEndpoint:
                 f"{len(self)} sessions run, which is the limit here; try again later", Close.FULL
             )
         drafter = WireDrafter(self._gammas)
-        # In a thread: a large grammar takes a while to compile.
-        stream = await asyncio.to_thread(
-            self._generator.paced, prompt, params, drafter, parse_special=special
-        )
+        self._beginning += 1
+        try:  # in a thread: a large grammar takes a while to compile
+            stream = await asyncio.to_thread(
+                self._generator.paced, prompt, params, drafter, parse_special=special
+            )
+        finally:
+            self._beginning -= 1
         session = VerifySession(stream, drafter)
         session.link = link
         self._sessions[session.token] = session

@@ -217,7 +217,7 @@ class Tokenizer:
         elif behind or isinstance(text, ChatPrompt):
             ids = self._parsed(text, behind)
         else:
-            ids = [*self._tokenizer.encode(text, add_special_tokens=special).ids]
+            ids = [*_encoding(self._tokenizer, text, special=special).ids]
         if ids or behind:
             return ids
         if self.bos_token_id is None:
@@ -229,7 +229,7 @@ class Tokenizer:
 
     def _parsed(self, text: str, behind: int) -> list[int]:
         """Return the ids of what is behind a character, control tokens parsed but in contents."""
-        encoding = self._tokenizer.encode(str(text), add_special_tokens=False)
+        encoding = _encoding(self._tokenizer, str(text))
         found = self._found(encoding, text)
         own = self._own(text, found) if isinstance(text, ChatPrompt) else found
         later = [control for control in own if control.end > behind]
@@ -255,7 +255,7 @@ class Tokenizer:
         while more := {_bare(text[c.start : c.end]) for c in own} - known - {""}:
             known |= more
             text, restored = prompt.guarded(known)
-            own = self._found(self._tokenizer.encode(text, add_special_tokens=False), text)
+            own = self._found(_encoding(self._tokenizer, text), text)
         if restored == prompt:
             same = [c[:3] for c in own] == [c[:3] for c in found]
             return found if same else own
@@ -273,7 +273,7 @@ class Tokenizer:
             if head != text:  # blanks are no tokens there: each word begins with a space
                 return self._plain(head, place) + self._plain(text[len(head) :], "start")
         for literal in (False, True):  # the first will do where the text holds no control token
-            encoding = self._reader(place, literal).encode(text, add_special_tokens=False)
+            encoding = _encoding(self._reader(place, literal), text)
             found = self._found(encoding, text)
             if not found:
                 return list(encoding.ids)
@@ -408,6 +408,18 @@ _LONGEST_CHARACTER = 4
 def _state(part: Any) -> Any:
     """Return a part of a tokenizer as `tokenizer.json` has it."""
     return None if part is None else json.loads(part.__getstate__())
+
+
+_LONG = 10_000
+"""Characters from which on other threads go on meanwhile, which costs a short text more."""
+
+
+def _encoding(reader: Any, text: str, *, special: bool = False) -> Any:
+    """Return the encoding of a text; a long one is read without Python's lock."""
+    if len(text) < _LONG:
+        return reader.encode(text, add_special_tokens=special)
+    (encoding,) = reader.encode_batch([text], add_special_tokens=special)
+    return encoding
 
 
 def _one_token() -> Any:
