@@ -47,6 +47,12 @@ def prompt_tokens(
     vocab, context = target.geometry.vocab_size, target.max_length
     given: Any = prompt
     if isinstance(prompt, str):
+        fewest = tokenizer.fewest(prompt)
+        if fewest > context:
+            raise CapacityError(
+                f"the prompt has {len(prompt)} characters, which are {fewest} tokens or more, and "
+                f"the context of this bundle is {context}; shorten the prompt"
+            )
         given = tokenizer.encode(prompt, parse_special=parse_special)
     number = getattr(given, "shape", None) == ()  # an array, and nothing to go through
     if number or isinstance(given, bytes) or not isinstance(given, Iterable):

@@ -42,6 +42,8 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
         (TEXT, {"prompt": "x", "logprobs": 21}, "logprobs"),
         (TEXT, {"prompt": "x", "stop": ["a"] * 65}, "stop"),
         (TEXT, {"prompt": "x", "stop": [""]}, "stop"),
+        (TEXT, {"prompt": "x", "bad_words": ["a"] * 1001}, "bad_words"),
+        (TEXT, {"prompt": "x", "bad_words": ["a" * 1001]}, "bad_words"),
         (TEXT, {"prompt": "x", "gamma": 40}, "gamma 40"),
         (TEXT, {"prompt": "x", "drafter": "oracle"}, "oracle"),
         (TEXT, {"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
@@ -68,6 +70,14 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], named: str) -> None:
     assert named in toy.refusal(path, 400, **body)
     assert named in toy.refusal(path, 400, **body, stream=True)
+
+
+def test_a_prompt_far_over_the_limit_is_refused_before_it_is_tokenized(
+    real: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = real.service.generator.tokenizer
+    monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
+    assert "4000000 characters" in real.refusal(TEXT, 400, prompt="a b " * 1_000_000)
 
 
 def test_other_models_and_paths_are_404(toy: Live) -> None:

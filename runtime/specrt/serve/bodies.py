@@ -17,6 +17,9 @@ from specrt.params import Gamma, SamplingParams
 MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
 """Completions of one request, stop strings, and characters of a schema or a tool's description."""
 
+MOST_BAD_WORDS = 1000
+"""Of one request, and characters of each: every one is looked at for every token of every row."""
+
 _PASSED_ON = (
     "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
     "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "presence_penalty",
@@ -70,7 +73,12 @@ class Body(BaseModel):
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(max_length=MOST_BAD_WORDS)]], Field(max_length=MOST_BAD_WORDS)
+        ]
+        | None
+    ) = None
     allowed_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None

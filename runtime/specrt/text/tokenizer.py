@@ -266,6 +266,35 @@ class Tokenizer:
             f"{', '.join(map(repr, sorted(known)))}; leave such texts out of the message"
         )
 
+    def fewest(self, text: str) -> int:
+        """Return how many tokens a text has at least, told by its length; 0 where that tells none.
+
+        To tokenize a text of megabytes takes seconds, and hundreds of bytes for each of its own.
+        """
+        return len(text) // self._longest if self._longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """The most characters that become one token; 0 where there is no bound."""
+        state = json.loads(self.to_json())
+        first, model = state["pre_tokenizer"] or {}, state["model"]
+        parts = first.get("pretokenizers", [first])
+        kept = all(
+            part.get("type") in ("ByteLevel", "Digits") or part.get("behavior") == "Isolated"
+            for part in parts
+        )
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        whole = (
+            kept
+            and any(part.get("type") == "ByteLevel" for part in parts)
+            and sum(len(word) == 1 for word in vocabulary) >= _BYTES  # else some are dropped
+            and not any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
+        )
+        normalizer = (state["normalizer"] or {}).get("type")
+        if not whole or model["type"] != "BPE" or normalizer not in (None, "NFC"):
+            return 0
+        return max(map(len, vocabulary)) * (1 if normalizer is None else _COMPOSED)
+
     def _plain(self, text: str, place: Place) -> list[int]:
         """Return the ids of a text in which nothing is a control token."""
         if place == "middle" and self._parts_at_spaces:
@@ -409,6 +438,11 @@ def _state(part: Any) -> Any:
     """Return a part of a tokenizer as `tokenizer.json` has it."""
     return None if part is None else json.loads(part.__getstate__())
 
+
+_BYTES = 256
+
+_COMPOSED = 4
+"""Most characters that NFC makes one of."""
 
 _LONG = 10_000
 """Characters from which on other threads go on meanwhile, which costs a short text more."""
