@@ -23,6 +23,7 @@ import os, re, sys
 from pathlib import Path
 import numpy as np
 import specrt_export.quantize.quantizer as quantization
+import specrt_export.quantize.weight_store as weight_store
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import lazy_tensor, tiles
 from specrt_export.precision import Precision
@@ -37,7 +38,7 @@ os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # every thread hol
 work, graph, out, slices = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 lazy_tensor.SLICE_BYTES = slices or lazy_tensor.SLICE_BYTES
 tiles.PIECE_BYTES = slices or tiles.PIECE_BYTES
-quantization.SLICE = slices or quantization.SLICE
+weight_store.SLICE = slices or weight_store.SLICE
 encode(np.ones((64, 1024), np.float32), "int8", 32)
 before = peak()
 if work.startswith("compile"):

@@ -149,14 +149,17 @@ print("left")
 INTERRUPTED = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored
 open_bundle()
+interrupted = threading.Event()
 def interrupt():
     begun.wait()
-    os.kill(os.getpid(), signal.SIGINT)
+    while not interrupted.wait(0.2):  # one that arrives within `note` is lost there
+        os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
     generate(1500, note)
     threading.Event().wait(10)
 except KeyboardInterrupt:
+    interrupted.set()
     print("interrupted", generate(3))
 """
 
