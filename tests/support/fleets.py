@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -83,7 +84,11 @@ def until(holds: Any, seconds: float = 60, otherwise: Any = lambda: "") -> None:
 
 
 def client_of(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+    """Return a client, which is closed when nothing refers to it."""
+    http = httpx.Client(timeout=120)
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
+    weakref.finalize(client, http.close)
+    return client
 
 
 def complete(url: str, prompt: str, tokens: int = 4) -> tuple[str, str]:
