@@ -13,7 +13,8 @@ import yaml
 
 from scheduler.support import rows
 from serve.support import serving
-from specrt.cli.serve import KEY, command
+from specrt.cli.options import API_KEY
+from specrt.cli.serve import command
 from specrt.serve.application import PUBLIC
 from specrt.text.tokenizer import Tokenizer
 from support.fleets import ROOT
@@ -92,7 +93,7 @@ def test_the_manifest_has_fields_that_kserve_knows_and_fits_the_image() -> None:
     (mount,) = only["volumeMounts"]
     assert mount["mountPath"] == entrypoint()[2]
     assert mount["name"] in [volume["name"] for volume in predictor["volumes"]]
-    assert [one["name"] for one in only["env"]] == [KEY]
+    assert [one["name"] for one in only["env"]] == [API_KEY]
 
 
 def test_the_probes_are_answered_without_a_key(tokenizer: Tokenizer) -> None:

@@ -162,13 +162,26 @@ def test_an_engine_that_fails_ends_the_stream_with_an_error(tokenizer: Tokenizer
         live.post(TEXT, **LONG)
 
 
+SAID = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "body"),
+    [
+        (TEXT, "temprature", {"prompt": "a", "max_tokens": 1, "user": "someone"}),
+        ("/v1/chat/completions", "top_n", {"messages": SAID, "max_tokens": 1}),
+        ("/v1/responses", "logit_bias", {"input": "a", "max_output_tokens": 1, "reasoning": {}}),
+        ("/v1/messages", "logprobs", {"messages": SAID, "max_tokens": 1, "thinking": {}}),
+        ("/v1/messages/count_tokens", "top_m", {"messages": SAID}),
+    ],
+)
 def test_a_field_that_means_nothing_is_logged_once(
-    toy: Live, caplog: pytest.LogCaptureFixture
+    toy: Live, caplog: pytest.LogCaptureFixture, path: str, name: str, body: dict[str, Any]
 ) -> None:
     for _ in range(3):
-        toy.post(TEXT, prompt="a", max_tokens=1, temprature=0, user="someone")
+        toy.post(path, **body, metadata={}, **{name: 1})
     (record,) = [one for one in caplog.records if one.name == "specrt.serve"]
-    assert "'temprature'" in record.getMessage()
+    assert repr(name) in record.getMessage()
 
 
 def test_metrics_count_what_was_done(tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.support import TOOLS, Live
+from specrt.serve.bodies import ChatBody
 from specrt.serve.tools import ToolCall, ToolCallParser, tool_use
 
 BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
@@ -31,6 +32,35 @@ def test_a_forced_call_is_a_call(toy: Live, choice: Any, seed: int) -> None:
     assert streamed["function"] == call["function"]
     assert streamed["index"] == 0
     assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("several", [None, True, False])
+def test_an_answer_has_one_call_where_calls_may_not_be_parallel(
+    toy: Live, several: bool | None
+) -> None:
+    two = {"regex": 2 * '<tool_call>\\{"name": "time"\\}</tool_call>'}
+    body = {**BODY, "structured_outputs": two, "parallel_tool_calls": several}
+    choice = toy.post("/v1/chat/completions", **body)["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == (1 if several is False else 2)
+    assert choice["finish_reason"] == "tool_calls"
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+        for tool in TOOLS
+    ]
+    message = toy.post("/v1/messages", **body | {
+        "tools": tools,
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": several is False},
+    })  # fmt: skip
+    assert len(message["content"]) == (1 if several is False else 2)
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+
+
+@pytest.mark.parametrize(
+    "constraint", [{"response_format": {"type": "json_object"}}, {"grammar": 'root ::= "a"'}]
+)
+def test_a_forced_call_and_a_constraint_are_refused(toy: Live, constraint: dict[str, Any]) -> None:
+    body = {**BODY, "tool_choice": "required", **constraint}
+    assert "tool_choice" in toy.refusal("/v1/chat/completions", 400, **body)
 
 
 def test_the_template_is_told_of_tools(toy: Live) -> None:
@@ -100,5 +130,10 @@ def test_calls_of_earlier_turns_are_read_as_objects(toy: Live) -> None:
 
 
 def test_no_tools_is_no_tool_use() -> None:
-    assert tool_use(None, None).parser is None
-    assert tool_use([], "auto").described is None
+    messages = [{"role": "user", "content": "x"}]
+    for choice, tools in ((None, None), ("auto", [])):
+        body = ChatBody.model_validate(
+            {"messages": messages, "tools": tools, "tool_choice": choice}
+        )
+        assert tool_use(body).parser is None
+        assert tool_use(body).described is None

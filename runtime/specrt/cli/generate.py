@@ -16,6 +16,7 @@ import click
 from specrt.bundle import DEFAULT_BUNDLE, missing
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import (
+    API_KEY,
     InputFile,
     completion_options,
     graphs_text,
@@ -68,7 +69,7 @@ Source = str | list[int] | FilePrompts
     "--remote",
     metavar="URL",
     help="Draft here and verify there: ws://HOST:8080 of `specrt serve --verify`. BUNDLE's target "
-    "is not opened. A key is read from SPECRT_API_KEY.",
+    f"is not opened. A key is read from {API_KEY}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
@@ -151,7 +152,7 @@ def _opened(
         raise RequestError(
             "--memory was given with --remote, whose target is the server's; leave one of them out"
         )
-    link = LinkOptions(api_key=os.environ.get("SPECRT_API_KEY"))
+    link = LinkOptions(api_key=os.environ.get(API_KEY))
     return connect(remote, bundle, threads=threads, owns_process=owns_process, link=link)
 
 

@@ -23,6 +23,9 @@ from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.text.prompt_file import read_text
 
+API_KEY = "SPECRT_API_KEY"
+"""The environment variable of a server's key."""
+
 
 class InputFile(click.ParamType):  # type: ignore[type-arg]
     """Reads the path of a file to read; a dash is standard input, a file like any other."""

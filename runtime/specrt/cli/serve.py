@@ -14,13 +14,10 @@ from typing import Any
 import click
 
 from specrt.cli.cache import bundle_argument
-from specrt.cli.options import print_notices
+from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
 from specrt.serve import ServerOptions, VerifyLimits, app
 from specrt.text.prompt_file import read_text
-
-KEY = "SPECRT_API_KEY"
-"""The environment variable of a key."""
 
 
 @click.command("serve")
@@ -31,7 +28,7 @@ KEY = "SPECRT_API_KEY"
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help=f"File of keys, one a line; ${KEY} is one more. Without a key the server is open.",
+    help=f"File of keys, one a line; ${API_KEY} is one more. Without a key the server is open.",
 )
 @click.option(
     "--max-queue",
@@ -98,7 +95,7 @@ def command(
         if host not in ("127.0.0.1", "::1", "localhost") and not options.api_keys:
             print(
                 f"warning: everybody who reaches {host} can use the server; --api-key-file or "
-                f"${KEY} closes it",
+                f"${API_KEY} closes it",
                 file=sys.stderr,
             )
         application = app(bundle, options)
@@ -167,5 +164,5 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     given = [line.strip() for line in lines if line.strip()]
     if file is not None and not given:
         raise RequestError(f"{file} holds no key; expected one a line")
-    own = os.environ.get(KEY, "").strip()
+    own = os.environ.get(API_KEY, "").strip()
     return (*given, own) if own else tuple(given)

@@ -5,16 +5,15 @@ A block is a run of text or one tool call. No protocol has a path of its own to 
 
 from __future__ import annotations
 
-from asyncio import to_thread
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from specrt.completion import Completion
 from specrt.errors import RequestError, reason_of
-from specrt.serve.bodies import ChatBody, StreamOptions
+from specrt.serve.bodies import Body, ChatBody
 from specrt.serve.sending import as_event
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
@@ -24,40 +23,8 @@ Event = tuple[str, dict[str, Any]]
 """The type of a streamed event, and its other fields."""
 
 
-class ConvertedBody(BaseModel):
-    """A request of another protocol: the fields that any of them may have beside its own."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    grammar: str | None = None
-    structured_outputs: dict[str, Any] | None = None
-    gamma: int | Literal["auto"] | None = None
-    """Tokens to draft each round; 0 decodes plainly."""
-    drafter: str | None = None
-    verifier: str | None = None
-
-    refused: ClassVar[Mapping[str, str]] = {}
-    """Fields that would change the answer, each with what to do about it."""
-
-    def refuse(self) -> None:
-        """Refuse what cannot be honoured.
-
-        Raises: RequestError, which names the field.
-        """
-        extra = self.model_extra or {}
-        for name, remedy in self.refused.items():
-            if extra.get(name) not in (None, False, [], {}):
-                raise RequestError(f"{name} is not supported: {remedy}")
+class ConvertedBody(Body):
+    """A request of another protocol."""
 
     def chat(self) -> ChatBody:
         """Return the request as the chat route has it.
@@ -66,9 +33,7 @@ class ConvertedBody(BaseModel):
         """
         self.refuse()
         shared = {
-            name: value
-            for name in ConvertedBody.model_fields
-            if (value := getattr(self, name)) is not None
+            name: value for name in Body.model_fields if (value := getattr(self, name)) is not None
         }
         try:
             return ChatBody.model_validate(shared | self.converted())
@@ -80,18 +45,6 @@ class ConvertedBody(BaseModel):
     def converted(self) -> dict[str, Any]:
         """Return the protocol's own fields as the chat route has them."""
         raise NotImplementedError
-
-
-async def begin_chat(service: Service, body: ChatBody, use: ToolUse) -> ServedCompletions:
-    """Begin the completions of a conversation."""
-    service.check(body)
-    forced = use.schema()
-    params = body.params(
-        body.most_tokens, service.context, logprobs=body.ranked,
-        **({} if forced is None else {"json_schema": forced}),
-    )  # fmt: skip
-    prompt = await to_thread(service.render, body.messages, use.described)
-    return await service.begin([prompt], params, **body.draft_options)
 
 
 class BlockAnswer:

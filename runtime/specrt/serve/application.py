@@ -37,8 +37,6 @@ from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_templa
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
 """Paths that need no key."""
 
-_MOST_BODY = 4 << 20
-
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -50,7 +48,7 @@ class ServerOptions:
     """Any of them opens the server; without one it is open to all who reach it."""
     max_queue: int = 64
     """Completions that may wait for a row; beyond them the answer is 429."""
-    max_body_bytes: int = _MOST_BODY
+    max_body_bytes: int = 4 << 20
     metrics_prefix: str = "specrt"
     """`vllm` gives the names that tools for vLLM look for."""
     chat_template: Path | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -27,18 +27,6 @@ _PASSED_ON = (
 )  # fmt: skip
 """Fields that are sampling parameters by the same name; None is their default there."""
 
-_REFUSED = {
-    "best_of": "every completion is returned: use n",
-    "suffix": "nothing is inserted into a text here; leave it out",
-    "audio": "only text is made here; leave it out",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "lora": "a bundle has one set of weights; leave it out",
-    "continue_final_message": "an answer that was begun is not continued; end with the user's",
-    "use_beam_search": "beams are not speculated on; leave it out",
-}
-"""Fields of other servers that would change the text, each with what to do about it."""
-
 
 class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
@@ -52,25 +40,61 @@ class StreamOptions(BaseModel):
 
 
 class Body(BaseModel):
-    """What both routes of completions take."""
+    """What all routes of completions, chats and other conversations take."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    gamma: int | Literal["auto"] | None = None
+    """Tokens to draft each round; 0 decodes plainly."""
+    drafter: str | None = None
+    verifier: str | None = None
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that would change the answer, each with what to do about it."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        ("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+    )
+    """Fields that change no text here; no log line names them."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that mean nothing here."""
+        return sorted(set(self.model_extra or {}) - self.ignored - set(self.refused))
+
+    def refuse(self) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises: RequestError, which names the field.
+        """
+        extra = self.model_extra or {}
+        for name, remedy in self.refused.items():
+            if extra.get(name) not in (None, False, [], {}):
+                raise RequestError(f"{name} is not supported: {remedy}")
+
+
+class SamplingBody(Body):
+    """What the routes of completions and of chats take: all sampling parameters."""
+
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: list[int] | None = None
     bad_words: (
@@ -80,26 +104,33 @@ class Body(BaseModel):
         | None
     ) = None
     allowed_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    grammar: str | None = None
     json_schema: dict[str, Any] | None = None
-    gamma: int | Literal["auto"] | None = None
-    """Tokens to draft each round; 0 decodes plainly."""
-    drafter: str | None = None
-    verifier: str | None = None
     user: str | None = None
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "best_of": "every completion is returned: use n",
+        "suffix": "nothing is inserted into a text here; leave it out",
+        "audio": "only text is made here; leave it out",
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "lora": "a bundle has one set of weights; leave it out",
+        "continue_final_message": "an answer that was begun is not continued; end with the user's",
+        "chat_template": "give it to the server with --chat-template",
+        "chat_template_kwargs": "templates are given messages and tools alone; leave it out",
+        "use_beam_search": "beams are not speculated on; leave it out",
+    }
+
+    ignored = Body.ignored | {"cache_prompt"}
+
     @property
-    def unknown(self) -> list[str]:
-        """Names of fields that mean nothing here."""
-        return sorted(set(self.model_extra or {}) - _IGNORED)
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def draft_options(self) -> dict[str, Gamma | str | None]:
@@ -112,11 +143,11 @@ class Body(BaseModel):
         A temperature that is not given is 1, as OpenAI has it.
         Raises: RequestError for a field that cannot be honoured.
         """
-        self._refuse()
+        self.refuse()
         options = {name: getattr(self, name) for name in _PASSED_ON}
         options["temperature"] = 1.0 if self.temperature is None else self.temperature
         options |= self.constraint()
-        options["stop"] = self.stop or ()
+        options["stop"] = self.stops
         options["n"] = self.n or 1
         options["max_tokens"] = context if most_tokens is None else most_tokens
         given = {name: value for name, value in (options | more).items() if value is not None}
@@ -144,18 +175,12 @@ class Body(BaseModel):
             raise RequestError(f"a constraint has more than {MOST_SCHEMA} characters; shorten it")
         return constraint
 
-    def _refuse(self) -> None:
+    def refuse(self) -> None:
+        """Refuse what cannot be honoured; `best_of` may say what `n` says."""
         extra = self.model_extra or {}
-        for name, remedy in _REFUSED.items():
-            if extra.get(name) not in (None, False) and not (
-                name == "best_of" and extra[name] == (self.n or 1)
-            ):
-                raise RequestError(f"{name} is not supported: {remedy}")
-
-
-_IGNORED = {*_REFUSED, "metadata", "store", "service_tier", "echo", "safety_identifier",
-            "prompt_cache_key", "parallel_tool_calls", "cache_prompt"}  # fmt: skip
-"""Fields that change no text here, or are refused; no log line names them."""
+        if "best_of" in extra and extra["best_of"] == (self.n or 1):
+            del extra["best_of"]
+        super().refuse()
 
 
 def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -202,7 +227,7 @@ Ids = Annotated[list[int], Field(min_length=1)]
 Prompts = str | Ids | Annotated[list[str | Ids], Field(min_length=1)]
 
 
-class CompletionBody(Body):
+class CompletionBody(SamplingBody):
     """A request to /v1/completions."""
 
     prompt: Prompts
@@ -284,7 +309,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-class ChatBody(Body):
+class ChatBody(SamplingBody):
     """A request to /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -294,6 +319,9 @@ class ChatBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    refused = {**SamplingBody.refused, "echo": "messages are not told again; leave it out"}
 
     @property
     def most_tokens(self) -> int | None:

@@ -15,7 +15,6 @@ from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.generator import Prompt
 from specrt.sampling.distribution import LEAST, Entry
-from specrt.serve.answer_blocks import begin_chat
 from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
 from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
 from specrt.serve.service import ServedCompletions, Service
@@ -329,8 +328,9 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> Response:
         """Answer a conversation."""
-        use = tool_use(body.tools, body.tool_choice)
-        answers = await begin_chat(service, body, use)
+        service.check(body)
+        use = tool_use(body)
+        answers = await service.begin_chat(body, use)
         form = ChatFormat(service, answers, body, use)
         return await answer(request, answers, form, stream=body.stream)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from specrt.errors import RequestError
-from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event, begin_chat
+from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
 from specrt.serve.bodies import MOST_STOPS
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
@@ -50,6 +50,8 @@ class CountBody(ConvertedBody):
         "context_management": "nothing is stored here; send the conversation as it is to be read",
     }
 
+    ignored = ConvertedBody.ignored | {"thinking"}
+
     def converted(self) -> dict[str, Any]:
         """Return the protocol's own fields as the chat route has them."""
         messages = []
@@ -66,6 +68,7 @@ class CountBody(ConvertedBody):
             "messages": messages,
             "tools": None if self.tools is None else [*map(_tool, self.tools)],
             "tool_choice": _choice(self.tool_choice),
+            "parallel_tool_calls": not (self.tool_choice or {}).get("disable_parallel_tool_use"),
         }
 
 
@@ -230,7 +233,10 @@ class MessagesAnswer(BlockAnswer):
             reason = "tool_use"
         else:
             reason = "end_turn" if stop is None else "stop_sequence"
-        return {"stop_reason": reason, "stop_sequence": stop}
+        return {
+            "stop_reason": reason,
+            "stop_sequence": stop if reason == "stop_sequence" else None,
+        }
 
     def _used(self) -> dict[str, Any]:
         done = self.completion
@@ -291,18 +297,19 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages", response_model=None)
     async def messages(body: MessagesBody, request: HttpRequest) -> Response:
         """Answer a conversation."""
+        service.check(body)
         chat = body.chat()
-        use = tool_use(chat.tools, chat.tool_choice)
-        answers = await begin_chat(service, chat, use)
+        use = tool_use(chat)
+        answers = await service.begin_chat(chat, use)
         form = MessagesAnswer(service, body, answers, use)
         return await answer(request, answers, form, stream=body.stream)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         """Count the tokens that a conversation is read as."""
-        service.require(body.model)
+        service.check(body)
         chat = body.chat()
-        use = tool_use(chat.tools, chat.tool_choice)
+        use = tool_use(chat)
         prompt = await to_thread(service.render, chat.messages, use.described)
         ids = await to_thread(service.generator.tokenizer.encode, prompt)
         return {"input_tokens": len(ids)}

@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from specrt.errors import RequestError
-from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event, begin_chat
+from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tools import ToolCall, ToolUse, tool_use
@@ -40,6 +40,7 @@ class ResponsesBody(ConvertedBody):
     tool_choice: str | dict[str, Any] | None = None
     store: bool | None = None
     truncation: str | None = None
+    parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
@@ -52,6 +53,8 @@ class ResponsesBody(ConvertedBody):
         "max_tool_calls": "no tool is run here; leave it out",
         "top_logprobs": "use /v1/chat/completions for log-probabilities",
     }
+
+    ignored = ConvertedBody.ignored | {"reasoning"}
 
     def refuse(self) -> None:
         """Refuse what cannot be honoured.
@@ -91,6 +94,7 @@ class ResponsesBody(ConvertedBody):
             "response_format": self.text.format if self.text else None,
             "tools": None if self.tools is None else [*map(_tool, self.tools)],
             "tool_choice": choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
         }
 
 
@@ -208,6 +212,7 @@ class ResponsesAnswer(BlockAnswer):
             "text": {"format": given},
             "tools": body.tools or [],
             "tool_choice": body.tool_choice or "auto",
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "metadata": body.metadata or {},
             "user": body.user,
             **_FIXED,
@@ -282,7 +287,6 @@ _FIXED: dict[str, Any] = {
     "background": False,
     "frequency_penalty": 0.0,
     "max_tool_calls": None,
-    "parallel_tool_calls": True,
     "presence_penalty": 0.0,
     "previous_response_id": None,
     "prompt_cache_key": None,
@@ -308,9 +312,10 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesBody, request: HttpRequest) -> Response:
         """Answer a conversation that the request has whole."""
+        service.check(body)
         chat = body.chat()
-        use = tool_use(chat.tools, chat.tool_choice)
-        answers = await begin_chat(service, chat, use)
+        use = tool_use(chat)
+        answers = await service.begin_chat(chat, use)
         form = ResponsesAnswer(service, body, answers, use)
         return await answer(request, answers, form, stream=body.stream)
 

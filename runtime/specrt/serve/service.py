@@ -15,8 +15,9 @@ from specrt.errors import RequestError
 from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import SamplingParams
 from specrt.serve.admission import Admission, Places
-from specrt.serve.bodies import Body, ChatMessage
+from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
+from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
 from specrt.text.chat_template import ChatTemplate
@@ -119,6 +120,26 @@ class Service:
             began = monotonic()
             ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
             return ServedCompletions(self, ids, streams, places, admitted.pop_all(), began)
+
+    async def begin_chat(self, body: ChatBody, use: ToolUse) -> ServedCompletions:
+        """Admit a conversation; see `begin`.
+
+        Raises: RequestError where both a call is forced and the text is constrained, too.
+        """
+        more: dict[str, Any] = {"logprobs": body.ranked}
+        forced = use.schema()
+        if forced is not None:
+            if body.constraint():
+                raise RequestError(
+                    "tool_choice forces a call, and another field says what the text must match; "
+                    "expected one of them"
+                )
+            more["json_schema"] = forced
+        if use.stops:
+            more["stop"] = [*body.stops, *use.stops]
+        params = body.params(body.most_tokens, self.context, **more)
+        prompt = await asyncio.to_thread(self.render, body.messages, use.described)
+        return await self.begin([prompt], params, **body.draft_options)
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None

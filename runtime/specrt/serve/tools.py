@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from specrt.errors import RequestError, did_you_mean
+from specrt.serve.bodies import MOST_SCHEMA, ChatBody
+from specrt.text.detokenizer import overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """How models of the Hermes and Qwen families write a call; no other form is read."""
 
-_MOST_TOOLS, _LONGEST = 128, 200_000
+_MOST_TOOLS = 128
 
 
 class ToolCall(NamedTuple):
@@ -40,11 +42,19 @@ class ToolUse:
     """As the template is to describe them; empty where none may be called."""
     forced: str | None = None
     """`required`, or the name of the one function to call; None where the model is free."""
+    several: bool = True
+    """Whether an answer may have more calls than one."""
 
     @property
     def described(self) -> Sequence[Mapping[str, Any]] | None:
         """What a chat template is given: None without tools."""
         return self.tools or None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the text: behind the one call that may be made."""
+        free = self.tools and self.forced is None
+        return (CLOSE,) if free and not self.several else ()
 
     def schema(self) -> dict[str, Any] | None:
         """Return the schema that the text must match; None where the model is free."""
@@ -65,22 +75,21 @@ class ToolUse:
         return ForcedCallParser() if self.forced is not None else ToolCallParser()
 
 
-def tool_use(
-    tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
-) -> ToolUse:
+def tool_use(body: ChatBody) -> ToolUse:
     """Return how tools are to be used.
 
     Raises: RequestError for tools or a choice of another form.
     """
-    names = _names(tools or ())
+    tools, choice = body.tools or (), body.tool_choice
+    names = _names(tools)
     if choice in (None, "auto"):
-        return ToolUse(tools or ())
+        return ToolUse(tools, several=body.parallel_tool_calls is not False)
     if choice == "none":
         return ToolUse()
     if not names:
         raise RequestError("tool_choice was given without tools; give tools, or leave it out")
     if choice == "required":
-        return ToolUse(tools or (), "required")
+        return ToolUse(tools, "required")
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
@@ -90,14 +99,14 @@ def tool_use(
         )
     if name not in names:
         raise RequestError(f"tool_choice names {name!r}{did_you_mean(name, names)}")
-    return ToolUse(tools or (), name)
+    return ToolUse(tools, name)
 
 
 def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(tools) > _MOST_TOOLS:
         raise RequestError(f"{len(tools)} tools were given; expected up to {_MOST_TOOLS}")
-    if len(json.dumps(tools)) > _LONGEST:
-        raise RequestError(f"tools have more than {_LONGEST} characters; shorten them")
+    if len(json.dumps(tools)) > MOST_SCHEMA:
+        raise RequestError(f"tools have more than {MOST_SCHEMA} characters; shorten them")
     names = []
     for number, tool in enumerate(tools):
         function = tool.get("function")
@@ -160,7 +169,7 @@ class ToolCallParser:
                 parts.append(before)
             self._inside = not self._inside
         if not self._inside:
-            certain = len(self._text) - _overlap(self._text, OPEN)
+            certain = len(self._text) - overlap(self._text, OPEN)
             text, rest = self._text[:certain], self._text[certain:]
             if not (self._called and not text.strip()):
                 parts.append(text)
@@ -203,8 +212,3 @@ def read_call(text: str) -> ToolCall | None:
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return ToolCall(found["name"], arguments)
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Return how many last characters of a text may begin a tag."""
-    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)

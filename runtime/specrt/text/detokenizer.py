@@ -238,7 +238,7 @@ class StopStrings:
             at, stop = min(met)
             self._held = ""
             return held[:at], stop
-        keep = max(_overlap(held, stop) for stop in self._stops)
+        keep = max(overlap(held, stop) for stop in self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], None
 
@@ -248,7 +248,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of a text that begins the stop string."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
