@@ -20,12 +20,12 @@ from scheduler.support import rows, toys
 from serve.remote_support import Proxy, served, until
 from specrt.completion import Completion
 from specrt.errors import LinkError, RequestError
-from specrt.frames import VerdictFrame
 from specrt.generator import Generator
-from specrt.link import LinkOptions, LinkPool
 from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
-from specrt.remote import RemoteTarget, remote_generator
+from specrt.remote.frames import VerdictFrame
+from specrt.remote.link import LinkOptions, LinkPool
+from specrt.remote.remote_target import RemoteTarget, remote_generator
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.round import Verdict

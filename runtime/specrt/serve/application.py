@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
 from specrt.errors import RequestError, SpecrtError
-from specrt.frames import PATH
 from specrt.loading import load
+from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
 from specrt.serve.bodies import DetokenizeBody, TokenizeBody
 from specrt.serve.completion_routes import completion_routes

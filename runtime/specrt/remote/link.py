@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from specrt.errors import LinkError, RequestError
-from specrt.frames import (
+from specrt.remote.frames import (
     MOST_DRAFTED,
     PATH,
     PROTOCOL,
