@@ -27,7 +27,7 @@ from specrt.remote.frames import (
 _POLL_S = 0.2
 """How soon a cancelled request is noticed."""
 
-_ENDING = (Close.TOO_BIG, Close.FAILED, *range(4400, 4500))
+_ENDING = (Close.GONE, Close.TOO_BIG, Close.FAILED, *range(4400, 4500))
 """Close codes behind which to try again is useless for this link."""
 
 
