@@ -94,7 +94,14 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
     sessions = None
     if options.verify is not None:
-        sessions = VerifyEndpoint(service.generator, options.verify, name=service.name)
+        sessions = VerifyEndpoint(
+            service.generator,
+            options.verify,
+            name=service.name,
+            draining=lambda: service.admission.draining,
+            on_round=service.metrics.device_round,
+        )
+        service.metrics.devices = sessions
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -67,8 +67,12 @@ class WireDrafter:
 
     SOURCE = "remote"
 
-    def __init__(self, gammas: Collection[int]) -> None:
+    def __init__(
+        self, gammas: Collection[int], on_round: Callable[[Round], object] = lambda _: None
+    ) -> None:
+        """`on_round` is called with each round, in the thread of the passes."""
         self._gammas = sorted(gammas)
+        self._on_round = on_round
         self._offer: tuple[int, Sequence[int]] = (0, ())
 
     def offer(self, base: int, ids: Sequence[int]) -> None:
@@ -91,6 +95,7 @@ class WireDrafter:
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Learn nothing: the device does."""
+        self._on_round(round_)
 
 
 class VerifySession:
@@ -140,8 +145,17 @@ class VerifyEndpoint:
     """
 
     def __init__(
-        self, generator: Generator, limits: VerifyLimits | None = None, *, name: str = ""
+        self,
+        generator: Generator,
+        limits: VerifyLimits | None = None,
+        *,
+        name: str = "",
+        draining: Callable[[], bool] = lambda: False,
+        on_round: Callable[[Round], object] = lambda _: None,
     ) -> None:
+        """`draining` tells whether no session begins any more; see `WireDrafter` for `on_round`."""
+        self._draining = draining
+        self._on_round = on_round
         self.limits = limits or VerifyLimits()
         self._generator = generator
         self._name = name
@@ -158,6 +172,11 @@ class VerifyEndpoint:
     def __len__(self) -> int:
         """Return how many sessions there are, or begin, whose text has not ended."""
         return self._beginning + sum(not session.over for session in self._sessions.values())
+
+    @property
+    def links(self) -> int:
+        """How many WebSockets are open."""
+        return len(self._links)
 
     async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one WebSocket to its end; what goes wrong in it concerns no other."""
@@ -238,6 +257,8 @@ class VerifyEndpoint:
         return await self._begin(link, message)
 
     async def _begin(self, link: DeviceLink, message: dict[str, Any]) -> VerifySession:
+        if self._draining():
+            raise FrameError("the server is shutting down; connect to another one", Close.GONE)
         tokenizer, device = self._generator.tokenizer, message.get("tokenizer_sha256")
         if device != tokenizer.sha256:
             raise FrameError(
@@ -253,7 +274,7 @@ class VerifyEndpoint:
             raise FrameError(
                 f"{len(self)} sessions run, which is the limit here; try again later", Close.FULL
             )
-        drafter = WireDrafter(self._gammas)
+        drafter = WireDrafter(self._gammas, self._on_round)
         self._beginning += 1
         try:  # in a thread: a large grammar takes a while to compile
             stream = await asyncio.to_thread(
