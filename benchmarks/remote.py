@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import specrt
 from specrt.completion import Completion
-from specrt.frames import PATH, ProposalFrame, VerdictFrame
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.remote import RemoteTarget
+from specrt.remote.frames import PATH, ProposalFrame, VerdictFrame
+from specrt.remote.remote_target import RemoteTarget
 
 PROMPT = "def fibonacci(n):\n"
 

@@ -51,7 +51,7 @@ specrt.remote
 specrt.loading
 specrt.tuning
 specrt.session
-specrt.link
+specrt.remote.link
 specrt.generator
 specrt.aio
 specrt.scheduler
@@ -69,7 +69,7 @@ specrt.bundle specrt.params
 specrt.constraints
 specrt.records
 specrt.held_file
-specrt.frames
+specrt.remote.frames
 specrt.errors
 specrt
 """

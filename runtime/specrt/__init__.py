@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specrt.loading import LLM, load
     from specrt.loading import load as open  # noqa: A004
     from specrt.params import SamplingParams
-    from specrt.remote import connect
+    from specrt.remote.remote_target import connect
     from specrt.sampling.distribution import Logprob
     from specrt.session import Session
     from specrt.text.chat_template import ChatTemplate, read_template
@@ -72,7 +72,7 @@ _HOMES = {
     "Session": "session",
     "SpecrtError": "errors",
     "Stream": "completion",
-    "connect": "remote",
+    "connect": "remote.remote_target",
     "load": "loading",
     "open": "loading",
     "read_template": "text.chat_template",

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from specrt.frames import PATH
+from specrt.remote.frames import PATH
 from specrt.serve.verify_sessions import VerifyEndpoint
 
 

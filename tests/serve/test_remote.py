@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import specrt
 from cli.conftest import Run, cli  # noqa: F401
@@ -20,12 +21,14 @@ from scheduler.support import rows, toys
 from serve.remote_support import Proxy, served, until
 from specrt.completion import Completion
 from specrt.errors import LinkError, RequestError
-from specrt.frames import VerdictFrame
 from specrt.generator import Generator
-from specrt.link import LinkOptions, LinkPool
 from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
-from specrt.remote import RemoteTarget, remote_generator
+from specrt.remote.frames import VerdictFrame
+from specrt.remote.link import LinkOptions, LinkPool
+from specrt.remote.remote_target import RemoteTarget, remote_generator
+from specrt.serve.admission import Admission
+from specrt.serve.metrics import ServerMetrics
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.round import Verdict
@@ -318,6 +321,26 @@ def test_a_device_that_stops_ends_its_session(sessions: VerifyEndpoint, device: 
         until(lambda: len(sessions) == before)
 
 
+def test_a_session_that_the_server_ends_is_not_taken_up_again(
+    home: Generator, device: Device
+) -> None:
+    sessions = VerifyEndpoint(home)
+    with served(sessions) as port:
+        proxy = Proxy(port)
+        try:
+            made = device(proxy.port)
+            stream = made.stream(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True), gamma=2)
+            for _ in range(3):
+                next(stream)
+            before = proxy.connections
+            sessions.close()
+            with pytest.raises(LinkError, match=r"the server ended this session.*were kept"):
+                stream.finish()
+            assert proxy.connections == before
+        finally:
+            proxy.close()
+
+
 def test_what_cannot_cross_the_link_is_refused_by_name(device: Device) -> None:
     made = device()
     for options, reason in (
@@ -382,3 +405,29 @@ def test_the_command_needs_no_target(
         assert "leave one of them out" in ran.refusal
     ran = cli("generate", bundle, "--prompt", "a", "--remote", "nowhere")
     assert "expected ws://HOST:PORT" in ran.refusal
+
+
+@pytest.mark.parametrize("begin", ["specrt_", "vllm:"])
+def test_metrics_tell_what_devices_do(home: Generator, device: Device, begin: str) -> None:
+    metrics = ServerMetrics(begin.rstrip("_:"), "toy", Admission(3, 8), 100)
+    draining: list[bool] = []
+    sessions = VerifyEndpoint(home, draining=lambda: bool(draining), on_round=metrics.device_round)
+    metrics.devices = sessions
+
+    def seen() -> dict[str, float]:
+        families = text_string_to_metric_families(metrics.exposition().decode())
+        return {s.name.removeprefix(begin): s.value for f in families for s in f.samples}
+
+    with served(sessions) as port:
+        made = device(port)
+        stream = made.stream(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True), gamma=3)
+        next(stream)
+        assert (seen()["verify_sessions"], seen()["verify_links"]) == (1, 1)
+        counts = stream.finish().speculation
+        until(lambda: seen()["verify_sessions"] == 0)
+        assert 0 < seen()["verify_rounds_total"] <= counts.rounds
+        assert 0 < seen()["verify_draft_tokens_total"] <= counts.drafted
+        assert 0 < seen()["verify_accepted_tokens_total"] <= counts.accepted
+        draining.append(True)
+        with pytest.raises(LinkError, match="the server is shutting down"):
+            made.generate(PROMPT, SamplingParams(max_tokens=3))

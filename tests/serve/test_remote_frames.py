@@ -22,7 +22,9 @@ from websockets.sync.client import connect as open_websocket
 
 from scheduler.support import rows
 from serve.remote_support import served, until
-from specrt.frames import (
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.remote.frames import (
     PATH,
     PROTOCOL,
     Close,
@@ -32,8 +34,6 @@ from specrt.frames import (
     VerdictFrame,
     close_reason,
 )
-from specrt.generator import Generator
-from specrt.params import SamplingParams
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed

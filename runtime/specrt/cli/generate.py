@@ -145,8 +145,8 @@ def _opened(
     most = memory * 10**6 if memory is not None else None
     if remote is None:
         return load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most)
-    from specrt.link import LinkOptions
-    from specrt.remote import connect
+    from specrt.remote.link import LinkOptions
+    from specrt.remote.remote_target import connect
 
     if memory is not None:
         raise RequestError(

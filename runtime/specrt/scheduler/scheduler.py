@@ -324,7 +324,9 @@ class Scheduler:
         counts = request.completion.speculation
 
         def make_drafter() -> Drafter:
-            return request.drafter or self.drafters.make(
+            if request.drafter is not None:
+                return request.drafter
+            return self.drafters.make(
                 policies,
                 counts.drafter,
                 counts.gamma,

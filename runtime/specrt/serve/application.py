@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
 from specrt.errors import RequestError, SpecrtError
-from specrt.frames import PATH
 from specrt.loading import load
+from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
 from specrt.serve.bodies import DetokenizeBody, TokenizeBody
 from specrt.serve.completion_routes import completion_routes
@@ -92,7 +92,14 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
     sessions = None
     if options.verify is not None:
-        sessions = VerifyEndpoint(service.generator, options.verify, name=service.name)
+        sessions = VerifyEndpoint(
+            service.generator,
+            options.verify,
+            name=service.name,
+            draining=lambda: service.admission.draining,
+            on_round=service.metrics.device_round,
+        )
+        service.metrics.devices = sessions
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,6 +18,17 @@ PREFIXES = {"vllm": "vllm:"}
 _TTFT_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _ITL_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5)
 _E2E_S = (0.05, 0.1, 0.3, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480)
+
+
+class DeviceSessions(Protocol):
+    """Devices that draft, and the sessions they have here."""
+
+    def __len__(self) -> int:
+        """Return how many sessions are open."""
+
+    @property
+    def links(self) -> int:
+        """How many WebSockets are open."""
 
 
 class ServerMetrics:
@@ -84,6 +96,15 @@ class ServerMetrics:
             "e2e_request_latency_seconds", "From the request to its last token.", _E2E_S
         )
         self._queued = histogram("request_queue_time_seconds", "The wait for a row.", _TTFT_S)
+        self._device_rounds = counter(
+            "verify_rounds", "Rounds of devices' sessions in which tokens were drafted."
+        )
+        self._device_drafted = counter("verify_draft_tokens", "Tokens that devices drafted.")
+        self._device_accepted = counter(
+            "verify_accepted_tokens", "Tokens accepted that devices drafted."
+        )
+        self.devices: DeviceSessions | None = None
+        """Those that draft for this target, where they may."""
         self._registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -101,6 +122,9 @@ class ServerMetrics:
                 held / self._kv_positions,
             ),
         }
+        if self.devices is not None:
+            values["verify_sessions"] = ("Open sessions of devices.", len(self.devices))
+            values["verify_links"] = ("Open WebSockets of devices.", self.devices.links)
         for name, (text, value) in values.items():
             family = GaugeMetricFamily(self._begin + name, text, labels=["model_name"])
             family.add_metric([self._model], value)
@@ -133,6 +157,13 @@ class ServerMetrics:
             self._accepted.inc(round_.accepted)
             for position in range(round_.accepted):
                 self._per_position.labels(self._model, position).inc()
+
+    def device_round(self, round_: Round) -> None:
+        """Note a round of a device's session, from any thread."""
+        if round_.drafted:
+            self._device_rounds.inc()
+            self._device_drafted.inc(round_.drafted)
+            self._device_accepted.inc(round_.accepted)
 
     def end(self, completion: Completion, seconds: float) -> None:
         """Note a completion that is over, however it ended."""

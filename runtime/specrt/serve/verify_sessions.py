@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections import deque
-from collections.abc import Callable, Collection, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from specrt.aio import PacedStream
 from specrt.errors import CapacityError, RequestError, SpecrtError
-from specrt.frames import (
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.remote.frames import (
     MOST_DRAFTED,
     PROTOCOL,
     Close,
@@ -28,19 +28,14 @@ from specrt.frames import (
     FrameError,
     ProposalFrame,
     VerdictFrame,
-    close_reason,
     field_of,
     ids_of,
     other_tokenizer,
     pack_message,
     read_message,
 )
-from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.serve.device_link import DeviceLink, LinkEndedError
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round
-
-_QUEUED = 8
-"""Frames of a device that are read before the first of them is answered."""
 
 AHEAD = 8
 """Tokens that are decoded alone before those in front of them are sent."""
@@ -72,8 +67,12 @@ class WireDrafter:
 
     SOURCE = "remote"
 
-    def __init__(self, gammas: Collection[int]) -> None:
+    def __init__(
+        self, gammas: Collection[int], on_round: Callable[[Round], object] = lambda _: None
+    ) -> None:
+        """`on_round` is called with each round, in the thread of the passes."""
         self._gammas = sorted(gammas)
+        self._on_round = on_round
         self._offer: tuple[int, Sequence[int]] = (0, ())
 
     def offer(self, base: int, ids: Sequence[int]) -> None:
@@ -96,128 +95,7 @@ class WireDrafter:
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Learn nothing: the device does."""
-
-
-class _LinkEndedError(Exception):
-    """A WebSocket that has come to its end, with its code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-class _Link:
-    """One WebSocket, which is read all the time: so a device that is gone is noticed at once."""
-
-    def __init__(self, websocket: WebSocket, limits: VerifyLimits) -> None:
-        self._websocket = websocket
-        self._limits = limits
-        self._loop = asyncio.get_running_loop()
-        self._messages: deque[MutableMapping[str, Any]] = deque()
-        self._room = asyncio.Event()
-        self._waits: asyncio.Future[None] | None = None
-        """Of the task that waits for a message."""
-        self._ended: int | None = None
-        self.on_end: Callable[[], object] = lambda: None
-        """Called when the link has come to its end."""
-        self._reader = asyncio.create_task(self._read())
-
-    @property
-    def open(self) -> bool:
-        """Whether it has not come to its end."""
-        return self._ended is None
-
-    async def _read(self) -> None:
-        with suppress(RuntimeError):  # it was closed by this server
-            while True:
-                message = await self._websocket.receive()
-                if message["type"] == "websocket.disconnect":
-                    self._ended = message.get("code") or 1006
-                    break
-                while len(self._messages) >= _QUEUED:
-                    self._room.clear()
-                    await self._room.wait()
-                self._messages.append(message)
-                self._notify()
-        if self._ended is None:
-            self._ended = Close.TAKEN_OVER
-        self._notify()
-        self.on_end()
-
-    def _notify(self, error: Exception | None = None) -> None:
-        waits = self._waits
-        if waits is not None and not waits.done():
-            if error is None:
-                waits.set_result(None)
-            else:
-                waits.set_exception(error)
-
-    async def receive(self) -> str | bytes:
-        """Return the next frame.
-
-        Raises: FrameError for one that is too large or does not come, _LinkEndedError.
-        """
-        limits = self._limits
-        if not self._messages and self.open:
-            self._waits = self._loop.create_future()
-            timer = self._loop.call_later(limits.idle_s, self._notify, _idle(limits.idle_s))
-            try:
-                await self._waits
-            finally:
-                timer.cancel()
-        if not self._messages:
-            self.require_open()
-        message = self._messages.popleft()
-        self._room.set()
-        text, data = message.get("text"), message.get("bytes")
-        frame: str | bytes = text if text is not None else data or b""
-        size, most = len(frame), ProposalFrame.MOST_BYTES if text is None else limits.hello_bytes
-        if size > most:
-            kind = "binary" if text is None else "text"
-            raise FrameError(
-                f"a {kind} frame has {size} bytes; expected up to {most}", Close.TOO_BIG
-            )
-        return frame
-
-    def require_open(self) -> None:
-        """Refuse to go on with a device that is gone.
-
-        Raises: _LinkEndedError.
-        """
-        if self._ended is not None:
-            raise _LinkEndedError(self._ended)
-
-    async def send(self, frame: str | bytes) -> None:
-        """Send a frame.
-
-        Raises: _LinkEndedError.
-        """
-        try:
-            if isinstance(frame, str):
-                await self._websocket.send_text(frame)
-            else:
-                await self._websocket.send_bytes(frame)
-        except (WebSocketDisconnect, RuntimeError):
-            self._messages.clear()
-            self._room.set()
-            await asyncio.wait([self._reader], timeout=1.0)  # a device that leaves tells a code
-            raise _LinkEndedError(self._ended or 1006) from None
-
-    def forget(self) -> None:
-        """Read no more."""
-        self._reader.cancel()
-
-    async def close(self, code: int, message: str) -> None:
-        """Close with a code and a reason in words; all of it goes before as an `error` frame."""
-        with suppress(_LinkEndedError, RuntimeError, OSError):
-            await self.send(pack_message("error", code=int(code), message=message))
-            await self._websocket.close(code, close_reason(message))
-
-
-def _idle(seconds: float) -> FrameError:
-    return FrameError(
-        f"nothing came for {seconds:g} s, which is the limit here; begin again", Close.IDLE
-    )
+        self._on_round(round_)
 
 
 class VerifySession:
@@ -227,7 +105,7 @@ class VerifySession:
         self.token = secrets.token_urlsafe(16)
         self.stream = stream
         self.drafter = drafter
-        self.link: _Link | None = None
+        self.link: DeviceLink | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
     @property
@@ -263,17 +141,26 @@ class VerifySession:
 class VerifyEndpoint:
     """The sessions of all devices, as rows of a generator among its other requests.
 
-    For one event loop; `endpoint` is the WebSocket route, to be added at `specrt.frames.PATH`.
+    For one event loop; `endpoint` is the WebSocket route, to be added at `PATH`.
     """
 
     def __init__(
-        self, generator: Generator, limits: VerifyLimits | None = None, *, name: str = ""
+        self,
+        generator: Generator,
+        limits: VerifyLimits | None = None,
+        *,
+        name: str = "",
+        draining: Callable[[], bool] = lambda: False,
+        on_round: Callable[[Round], object] = lambda _: None,
     ) -> None:
+        """`draining` tells whether no session begins any more; see `WireDrafter` for `on_round`."""
+        self._draining = draining
+        self._on_round = on_round
         self.limits = limits or VerifyLimits()
         self._generator = generator
         self._name = name
         self._sessions: dict[str, VerifySession] = {}
-        self._links: set[_Link] = set()
+        self._links: set[DeviceLink] = set()
         self._beginning = 0
         """How many sessions are on their way."""
         models = generator.models
@@ -286,10 +173,15 @@ class VerifyEndpoint:
         """Return how many sessions there are, or begin, whose text has not ended."""
         return self._beginning + sum(not session.over for session in self._sessions.values())
 
+    @property
+    def links(self) -> int:
+        """How many WebSockets are open."""
+        return len(self._links)
+
     async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one WebSocket to its end; what goes wrong in it concerns no other."""
         await websocket.accept()
-        link = _Link(websocket, self.limits)
+        link = DeviceLink(websocket, idle_s=self.limits.idle_s, text_bytes=self.limits.hello_bytes)
         self._links.add(link)
         try:
             if len(self._links) > self.limits.links:
@@ -297,7 +189,7 @@ class VerifyEndpoint:
                     f"{self.limits.links} devices are linked, which is the limit here", Close.FULL
                 )
             await self._serve(link)
-        except _LinkEndedError as end:
+        except LinkEndedError as end:
             self._leave(link, resumable=end.code in RESUMABLE)
         except SpecrtError as error:
             self._leave(link, resumable=False)
@@ -314,7 +206,7 @@ class VerifyEndpoint:
         for session in list(self._sessions.values()):
             self._drop(session)
 
-    async def _serve(self, link: _Link) -> None:
+    async def _serve(self, link: DeviceLink) -> None:
         await link.send(self._welcome())
         session: VerifySession | None = None
         while True:
@@ -322,7 +214,7 @@ class VerifyEndpoint:
             if session is not None and session.token not in self._sessions:
                 raise _ended()
             if session is not None and session.link is not link:
-                raise _LinkEndedError(Close.TAKEN_OVER)
+                raise LinkEndedError(Close.TAKEN_OVER)
             if isinstance(frame, str):
                 if session is not None:
                     self._drop(session)
@@ -351,7 +243,7 @@ class VerifyEndpoint:
             limits=asdict(self.limits),
         )
 
-    async def _hello(self, link: _Link, frame: str) -> VerifySession:
+    async def _hello(self, link: DeviceLink, frame: str) -> VerifySession:
         """Begin a session, or take one up again."""
         message = read_message(frame)
         if message["type"] != "hello":
@@ -364,7 +256,9 @@ class VerifyEndpoint:
             return await self._resume(link, token, field_of(message, "length", int, 0))
         return await self._begin(link, message)
 
-    async def _begin(self, link: _Link, message: dict[str, Any]) -> VerifySession:
+    async def _begin(self, link: DeviceLink, message: dict[str, Any]) -> VerifySession:
+        if self._draining():
+            raise FrameError("the server is shutting down; connect to another one", Close.GONE)
         tokenizer, device = self._generator.tokenizer, message.get("tokenizer_sha256")
         if device != tokenizer.sha256:
             raise FrameError(
@@ -380,7 +274,7 @@ class VerifyEndpoint:
             raise FrameError(
                 f"{len(self)} sessions run, which is the limit here; try again later", Close.FULL
             )
-        drafter = WireDrafter(self._gammas)
+        drafter = WireDrafter(self._gammas, self._on_round)
         self._beginning += 1
         try:  # in a thread: a large grammar takes a while to compile
             stream = await asyncio.to_thread(
@@ -421,7 +315,7 @@ class VerifyEndpoint:
             raise RequestError("logprobs were asked for; only tokens cross the link: leave it out")
         return params
 
-    async def _resume(self, link: _Link, token: str, length: int) -> VerifySession:
+    async def _resume(self, link: DeviceLink, token: str, length: int) -> VerifySession:
         """Give a session to another link, and tell it what its device lacks."""
         session = self._sessions.get(token)
         if session is None:
@@ -472,7 +366,9 @@ class VerifyEndpoint:
             speculation=done.speculation.to_json(),
         )
 
-    async def _verify(self, link: _Link, session: VerifySession, propose: ProposalFrame) -> None:
+    async def _verify(
+        self, link: DeviceLink, session: VerifySession, propose: ProposalFrame
+    ) -> None:
         """Answer a proposal: by the text that is there, or by a round, or by several without ids.
 
         The answer is a function of the text, so that a proposal may be sent again.
@@ -500,7 +396,7 @@ class VerifyEndpoint:
             if base >= end:
                 return None
 
-    def _leave(self, link: _Link, *, resumable: bool) -> None:
+    def _leave(self, link: DeviceLink, *, resumable: bool) -> None:
         """End the sessions of a link, or keep them for a while where it broke."""
         for session in [s for s in self._sessions.values() if s.link is link]:
             session.link = None

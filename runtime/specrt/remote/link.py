@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from specrt.errors import LinkError, RequestError
-from specrt.frames import (
+from specrt.remote.frames import (
     MOST_DRAFTED,
     PATH,
     PROTOCOL,
@@ -27,7 +27,7 @@ from specrt.frames import (
 _POLL_S = 0.2
 """How soon a cancelled request is noticed."""
 
-_ENDING = (Close.TOO_BIG, Close.FAILED, *range(4400, 4500))
+_ENDING = (Close.GONE, Close.TOO_BIG, Close.FAILED, *range(4400, 4500))
 """Close codes behind which to try again is useless for this link."""
 
 

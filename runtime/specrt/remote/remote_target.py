@@ -19,7 +19,10 @@ from numpy.typing import ArrayLike
 from specrt.bundle import Geometry
 from specrt.engine.protocol import Output
 from specrt.errors import EngineError, LinkError, RequestError, how_to_install
-from specrt.frames import (
+from specrt.generator import Generator
+from specrt.loading import OpenedDraft, open_draft
+from specrt.params import AUTO, SamplingParams
+from specrt.remote.frames import (
     PROTOCOL,
     FrameError,
     ProposalFrame,
@@ -29,10 +32,7 @@ from specrt.frames import (
     other_tokenizer,
     pack_message,
 )
-from specrt.generator import Generator
-from specrt.link import BrokenError, Link, LinkOptions, LinkPool
-from specrt.loading import OpenedDraft, open_draft
-from specrt.params import AUTO, SamplingParams
+from specrt.remote.link import BrokenError, Link, LinkOptions, LinkPool
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import Request
 from specrt.speculation.costs import Costs
