@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +33,8 @@ from specrt.params import SamplingParams
 
 PROMPTS = Path(__file__).parent / "prompts" / "code.jsonl"
 REPLICA = "x-specrt-replica"
+REST_S = 0.2
+"""Between the two of a pair: threads that wait for their next pass keep a core for a while."""
 
 
 @dataclass
@@ -155,10 +157,13 @@ def overhead(given: argparse.Namespace) -> None:
             generator.generate(prompt, params)
         for turn, prompt in enumerate(prompts):
             # Neither holds a prompt when it comes, as it is another one each time.
+            sleep(REST_S)
             if turn % 2:
                 timing = asyncio.run(request(url, prompt, given.tokens))
+                sleep(REST_S)
             first, rate = _streamed(generator, prompt, params)
             if not turn % 2:
+                sleep(REST_S)
                 timing = asyncio.run(request(url, prompt, given.tokens))
             there = timing.tokens / timing.arrivals[-1]
             rows.append((rate, there, first * 1e3, timing.arrivals[0] * 1e3))

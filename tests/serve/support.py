@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from scheduler.support import target_of
 from specrt.generator import Generator
 from specrt.serve.application import ServerOptions, application
 from specrt.serve.service import Service
@@ -66,6 +67,24 @@ class Live:
             lines = [line for line in answer.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@contextmanager
+def failing(generator: Generator, after: int = 3) -> Iterator[None]:
+    """Let the target fail behind so many passes more."""
+    engine, honest = target_of(generator), target_of(generator).forward
+    before = len(engine.calls)
+
+    def fail(*args: Any) -> Any:
+        if len(engine.calls) > before + after:
+            raise ValueError("the cable is out")
+        return honest(*args)
+
+    engine.forward = fail
+    try:
+        yield
+    finally:
+        engine.forward = honest
 
 
 @contextmanager

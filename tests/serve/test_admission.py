@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import Gate, rows, target_of
-from serve.support import Live, serving
+from serve.support import Live, failing, serving
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
@@ -145,20 +145,11 @@ def test_a_server_that_ends_takes_nothing_new(tokenizer: Tokenizer) -> None:
 def test_an_engine_that_fails_ends_the_stream_with_an_error(tokenizer: Tokenizer) -> None:
     toys = rows(packed, 1, tokenizer)
     with serving(toys) as live:
-        engine, honest = target_of(toys), target_of(toys).forward
-
-        def fail(*args: Any) -> Any:
-            if len(engine.calls) > before + 3:
-                raise ValueError("the cable is out")
-            return honest(*args)
-
-        before = len(engine.calls)
-        engine.forward = fail
-        answer = live.http.post(TEXT, json={**LONG, "stream": True})
+        with failing(toys):
+            answer = live.http.post(TEXT, json={**LONG, "stream": True})
         *chunks, last = [line for line in answer.text.splitlines() if line]
         assert len(chunks) > 1
         assert "the cable is out" in json.loads(last.removeprefix("data: "))["error"]["message"]
-        engine.forward = honest
         live.post(TEXT, **LONG)
 
 

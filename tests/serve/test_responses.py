@@ -10,8 +10,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from scheduler.support import rows, target_of
-from serve.support import TOOLS, Live, serving
+from scheduler.support import rows
+from serve.support import TOOLS, Live, failing, serving
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
@@ -153,26 +153,15 @@ def test_what_has_no_meaning_is_refused_by_name(
 def test_an_engine_that_fails_ends_the_response(tokenizer: Tokenizer) -> None:
     toys = rows(packed, 1, tokenizer)
     with serving(toys) as live:
-        engine, honest = target_of(toys), target_of(toys).forward
-
-        def fail(*args: Any) -> Any:
-            if len(engine.calls) > before + 3:
-                raise ValueError("the cable is out")
-            return honest(*args)
-
-        before = len(engine.calls)
-        engine.forward = fail
         for path, last, body in (
             (PATH, "response.failed", BODY),
             ("/v1/messages", "error", {
                 "messages": [{"role": "user", "content": "x"}], "max_tokens": 20,
             }),
         ):  # fmt: skip
-            engine.forward = fail
-            before = len(engine.calls)
-            answer = live.http.post(path, json={**body, "ignore_eos": True, "stream": True})
+            with failing(toys):
+                answer = live.http.post(path, json={**body, "ignore_eos": True, "stream": True})
             lines = [line for line in answer.text.splitlines() if line]
             assert lines[-2] == f"event: {last}"
             assert "the cable is out" in lines[-1]
-            engine.forward = honest
             live.post(path, **body)
