@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -54,6 +59,65 @@ def test_a_signal_lets_what_runs_end(codelet: Path, number: int) -> None:
         *_, last = [line for line in lines if line]
         assert last == "data: [DONE]"
         assert process.wait(60) == 0
+
+
+LONG = {"max_tokens": 2000, "ignore_eos": True, "gamma": 0}
+HELLO = [{"role": "user", "content": "def f("}]
+STREAMS: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": "def f("},
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/responses": {"input": "def f(", "max_output_tokens": 2000},
+    "/v1/messages": {"messages": HELLO},
+}
+
+
+def cut_short(client: httpx.Client, path: str, begun: threading.Barrier) -> dict[str, Any]:
+    """Return the last event of a stream that the end of its server cuts."""
+    body = LONG | STREAMS[path] | {"stream": True}
+    with client.stream("POST", path, json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        begun.wait(60)
+        *_, last = [line for line in answer.iter_lines() if line]
+    told: dict[str, Any] = json.loads(last.removeprefix("data: "))
+    return told
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_is_cut_is_told_so(codelet: Path, tmp_path: Path, signals: int) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    drain = "0" if signals == 1 else "600"
+    begun = threading.Barrier(len(STREAMS) + 1)
+    with (
+        started(codelet, "--drain", drain, "--chat-template", str(template)) as (url, process),
+        httpx.Client(base_url=url) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        asked = {path: pool.submit(cut_short, client, path, begun) for path in STREAMS}
+        body = LONG | {"prompt": "def f("}
+        whole = pool.submit(client.post, "/v1/completions", json=body, timeout=60)
+        begun.wait(60)
+        while 'num_requests_waiting{model_name="codelet"} 4.0' not in client.get("/metrics").text:
+            assert process.poll() is None
+        for _ in range(signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two that come at once are one
+        told = {path: one.result() for path, one in asked.items()}
+        errors = [
+            told["/v1/completions"]["error"],
+            told["/v1/chat/completions"]["error"],
+            told["/v1/responses"]["response"]["error"],
+            told["/v1/messages"]["error"],
+            whole.result().json()["error"],
+        ]
+        assert all("shut down" in error["message"] for error in errors)
+        assert told["/v1/responses"]["type"] == "response.failed"
+        assert told["/v1/messages"]["type"] == "error"
+        assert whole.result().status_code == 503
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        (line,) = process.stderr.read().splitlines()
+        assert "5 of its completions were cut" in line
 
 
 EARLY = """

@@ -8,7 +8,6 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -53,10 +52,19 @@ from specrt.text.prompt_file import read_text
 @click.option("--threads", type=int, help="Cores to use; every one without it.")
 @click.option(
     "--drain",
+    type=click.FloatRange(0),
     default=30,
     show_default=True,
     metavar="SECONDS",
-    help="How long requests that run may go on after SIGTERM.",
+    help="How long requests that run may go on after SIGTERM; a second one ends them at once.",
+)
+@click.option(
+    "--write-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a client may leave what it is sent unread; its connection is dropped then.",
 )
 @click.option("--log-requests", is_flag=True, help="Log a line for each request.")
 @click.pass_obj
@@ -73,7 +81,8 @@ def command(
     chat_template: Path | None,
     verify: bool,
     threads: int | None,
-    drain: int,
+    drain: float,
+    write_timeout: float,
     log_requests: bool,
 ) -> int:
     """Serve BUNDLE over HTTP as OpenAI's clients expect, with a page to try it at /.
@@ -99,7 +108,10 @@ def command(
                 file=sys.stderr,
             )
         application = app(bundle, options)
-        _serve(application, listener, host, drain, log_requests=log_requests)
+        _serve(
+            application, listener, host, drain_s=drain, write_timeout_s=write_timeout,
+            log_requests=log_requests,
+        )  # fmt: skip
     return 0
 
 
@@ -119,39 +131,19 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _serve(
-    application: Any, listener: socket.socket, host: str, drain: int, *, log_requests: bool
-) -> None:
+def _serve(application: Any, listener: socket.socket, host: str, **options: Any) -> None:
     """Serve until SIGTERM or Ctrl-C, and let what runs end."""
-    import uvicorn
+    from specrt.serve.http_server import HttpServer
 
     service = application.state.service
     print_notices(service.generator.notices)
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{listener.getsockname()[1]}"
 
-    class Server(uvicorn.Server):
-        """Says where it listens, and takes no requests once it is to end."""
+    def ready() -> None:
+        print(f"serving {service.name} at {url}/v1 (page: {url}/)", file=sys.stderr, flush=True)
 
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            shown = f"[{host}]" if ":" in host else host
-            url = f"http://{shown}:{listener.getsockname()[1]}"
-            print(f"serving {service.name} at {url}/v1 (page: {url}/)", file=sys.stderr, flush=True)
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            service.admission.draining = True
-            super().handle_exit(sig, frame)
-
-    config = uvicorn.Config(
-        application,
-        log_level="info" if log_requests else "warning",
-        access_log=log_requests,
-        timeout_graceful_shutdown=drain,
-        ws="websockets-sansio",
-        ws_max_size=1 << 20,
-        ws_per_message_deflate=False,  # ids do not shrink
-        server_header=False,
-    )
-    server = Server(config)
+    server = HttpServer(application, ready, **options)
     # One that comes before uvicorn listens to signals counts too. It raises the signal again once
     # it has ended: that is no failure here.
     signal.signal(signal.SIGTERM, server.handle_exit)

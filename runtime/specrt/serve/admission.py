@@ -20,6 +20,15 @@ class OverloadError(SpecrtError):
         self.retry_after_s = retry_after_s
 
 
+class ShutDownError(OverloadError):
+    """The server was shut down before an answer was complete."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server was shut down before the answer was complete; ask another one", _MOST_WAIT_S
+        )
+
+
 class Places:
     """Those of one request, which gives each back once the completion of it is over."""
 
@@ -40,6 +49,10 @@ class Admission:
         self.max_queue = max_queue
         self.draining = False
         """Whether the server ends: what was admitted goes on, nothing else begins."""
+        self.ended = False
+        """Whether nothing goes on either."""
+        self.cut: set[AsyncStream] = set()
+        """The streams that this ended before their time."""
         self.live: set[AsyncStream] = set()
         """The streams that were admitted and are not over."""
         self._requests: set[Places] = set()
@@ -82,6 +95,15 @@ class Admission:
         finally:
             self._requests.discard(places)
             self._mean_s += 0.2 * (monotonic() - began - self._mean_s)
+
+    async def end(self) -> int:
+        """End what runs or waits; return how many completions that were."""
+        self.draining = self.ended = True
+        # One that is complete, and not read to its end yet, is left to be read.
+        self.cut = {one for one in self.live if one.completion.finish_reason is None}
+        for stream in self.cut:
+            await stream.aclose()
+        return len(self.cut)
 
     @property
     def retry_after_s(self) -> int:

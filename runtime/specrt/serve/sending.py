@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from specrt.errors import reason_of
+from specrt.serve.admission import ShutDownError
 from specrt.serve.service import ServedCompletions
 
 T = TypeVar("T")
@@ -119,7 +120,9 @@ class EventStream(Response):
             except OSError:
                 raise
             except Exception as error:
-                body = error_body(reason_of(error), "server_error", code=500)
+                ended = isinstance(error, ShutDownError)
+                kind, code = ("service_unavailable", 503) if ended else ("server_error", 500)
+                body = error_body(reason_of(error), kind, code=code)
                 await send(
                     {"type": "http.response.body", "body": as_event(body), "more_body": True}
                 )

@@ -14,7 +14,7 @@ from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import SamplingParams
-from specrt.serve.admission import Admission, Places
+from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
 from specrt.serve.tools import ToolUse
@@ -119,6 +119,8 @@ class Service:
             places = admitted.enter_context(self.admission.admit(len(prompts) * params.n))
             began = monotonic()
             ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
+            if self.admission.ended:
+                raise ShutDownError
             return ServedCompletions(self, ids, streams, places, admitted.pop_all(), began)
 
     async def begin_chat(self, body: ChatBody, use: ToolUse) -> ServedCompletions:
@@ -193,7 +195,7 @@ class ServedCompletions:
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the chunks of all completions as they come.
 
-        Raises: RequestError, EngineError: what ended one of them before its time.
+        Raises: RequestError, EngineError, ShutDownError: what ended one of them before its time.
         """
         if len(self._streams) == 1:
             async for update in self._follow(0):
@@ -265,6 +267,8 @@ class ServedCompletions:
                 number += 1
             yield Update(index, chunk, round_)
         self._ended(stream)
+        if stream in self._service.admission.cut:
+            raise ShutDownError
 
     def _ended(self, stream: AsyncStream) -> None:
         if stream in self._open:
