@@ -116,7 +116,7 @@ def test_what_is_cut_is_told_so(codelet: Path, tmp_path: Path, signals: int) -> 
         assert whole.result().status_code == 503
         assert process.wait(60) == 0
         assert process.stderr is not None
-        (line,) = process.stderr.read().splitlines()
+        *_, line = process.stderr.read().splitlines()
         assert "5 of its completions were cut" in line
 
 
