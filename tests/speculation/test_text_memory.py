@@ -27,7 +27,7 @@ GAMMAS = tuple(range(9))
 COSTS = Costs(tuple(100.0 + 5 * g for g in GAMMAS), tuple(4.0 * g for g in GAMMAS))
 
 
-def generator(tokenizer: Tokenizer, memory: TextMemory | None, batch: int = 1) -> Generator:
+def generator(tokenizer: Tokenizer, memory: TextMemory | None) -> Generator:
     target = TableEngine(3)
     models = Models(target, near(target, 4, 0.9), GAMMAS, costs=COSTS)
     return Generator(models, tokenizer, text_memory=memory)
@@ -225,10 +225,32 @@ def test_keys_forgetting_and_turning_it_off(tokenizer: Tokenizer) -> None:
 
 def test_a_cancelled_text_is_not_remembered(tokenizer: Tokenizer) -> None:
     memory = TextMemory()
-    stream = generator(tokenizer, memory).stream(PROMPT, SamplingParams(max_tokens=60))
+    given, params = generator(tokenizer, memory), SamplingParams(max_tokens=60, ignore_eos=True)
+    stream = given.stream(PROMPT, params)
     next(iter(stream))
     stream.cancel()
-    assert len(memory) == 0
+    given.generate([7, 8, 9], params)
+    assert len(memory) == 1
+    assert memory.recall("", PROMPT) is None
+
+
+def test_threads_of_one_generator_get_the_texts_without_memory(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    prompts = [[3, 1, 4, one % 3, 5] for one in range(12)]
+    alone = generator(tokenizer, None)
+    expected = [alone.generate(prompt, params, gamma=4).token_ids for prompt in prompts]
+    given, found = generator(tokenizer, TextMemory()), [list[int]()] * len(prompts)
+
+    def work(number: int) -> None:
+        done = given.generate(prompts[number], params, gamma=4, memory_key=str(number % 2))
+        found[number] = list(done.token_ids)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
 
 
 # The file
