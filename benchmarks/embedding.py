@@ -148,7 +148,7 @@ def main() -> None:
         libraries = {name: built(name, root / name) for name in ("hosted", "native")}
         (root / "made").mkdir()
         program, helper = (compiled(root / "made", shared) for shared in (False, True))
-        with specrt.open(asked.bundle, threads=1) as generator:
+        with specrt.open(asked.bundle, threads=1, text_memory_bytes=0) as generator:
             ids = generator.tokenizer.encode("def fibonacci(n):\n")
         del generator
         start = {

@@ -53,7 +53,7 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1, ignore_eos=True
     )
-    with load(arguments.bundle, owns_process=True) as generator:
+    with load(arguments.bundle, owns_process=True, text_memory_bytes=0) as generator:
         costs = measure_costs(generator.models, generator.tokenizer)
         jitter: list[float] = []
         drafts: dict[str, list[Drafts]] = {"model": [], "ngram": []}

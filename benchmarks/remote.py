@@ -53,7 +53,7 @@ def serve(bundle: Path, file: int) -> None:
 
     from specrt.serve.verify_sessions import VerifyEndpoint
 
-    sessions = VerifyEndpoint(specrt.load(bundle, threads=1))
+    sessions = VerifyEndpoint(specrt.load(bundle, threads=1, text_memory_bytes=0))
     application = Starlette(routes=[WebSocketRoute(PATH, sessions.endpoint)])
     config = uvicorn.Config(
         application, log_level="error", lifespan="off", ws_per_message_deflate=False
@@ -185,7 +185,7 @@ def on_loopback(bundle: Path, url: str, gammas: list[int], repeats: int, frames:
     )
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     with (
-        specrt.load(bundle, threads=1) as local,
+        specrt.load(bundle, threads=1, text_memory_bytes=0) as local,
         specrt.connect(url, bundle, threads=1) as remote,
     ):
         for gamma in gammas:

@@ -273,7 +273,7 @@ def affinity(given: argparse.Namespace) -> None:
 
 
 def _opened(given: argparse.Namespace) -> Generator:
-    return specrt.load(given.bundle, threads=given.threads)
+    return specrt.load(given.bundle, threads=given.threads, text_memory_bytes=0)
 
 
 def _streamed(generator: Generator, prompt: str, params: SamplingParams) -> tuple[float, float]:

@@ -60,7 +60,9 @@ def opening() -> Iterator[Specrt]:
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     given = parser.parse_args()
-    with load(given.bundle, threads=given.threads, owns_process=True) as generator:
+    with load(
+        given.bundle, threads=given.threads, owns_process=True, text_memory_bytes=0
+    ) as generator:
         yield Specrt(generator, read_manifest(given.bundle).target)
 
 

@@ -93,6 +93,7 @@ def open_bundle(
         owns_process=bool(owns_process),
         memory_bytes=memory_bytes or None,
         prompt_cache=bool(cache),
+        text_memory_bytes=0,
     )
     return (Host(generator, folder),)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Generator as Generates
 from contextlib import closing, suppress
 from itertools import chain, islice
@@ -26,6 +26,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Drafter
 from specrt.speculation.target import check_verifier
+from specrt.speculation.text_memory import TextMemory
 from specrt.system.memory import trim_heap
 from specrt.text.tokenizer import Tokenizer
 
@@ -117,6 +118,13 @@ def _token_id(token: object, vocab: int) -> int:
     return number
 
 
+def _memory_key(key: object) -> str | None:
+    """Return the key of a text memory; raises RequestError for what is none."""
+    if key is None or isinstance(key, str):
+        return key
+    raise RequestError(f"memory_key is {key!r}; expected a text, or None to use no memory")
+
+
 class RequestFactory:
     """Makes requests of prompts and options. Threads: any may call."""
 
@@ -137,6 +145,7 @@ class RequestFactory:
         gamma: Gamma | None = None,
         drafter: str | None = None,
         parse_special: bool = True,
+        memory_key: str | None = "",
     ) -> Request:
         """Return the one request of a stream, after every check.
 
@@ -149,8 +158,9 @@ class RequestFactory:
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
         (request,) = self.each(
-            prompt, params, gamma=gamma, drafter=drafter, parse_special=parse_special
-        )
+            prompt, params, gamma=gamma, drafter=drafter, parse_special=parse_special,
+            memory_key=memory_key,
+        )  # fmt: skip
         return request
 
     def each(
@@ -161,6 +171,7 @@ class RequestFactory:
         gamma: Gamma | None = None,
         drafter: str | None = None,
         parse_special: bool = True,
+        memory_key: str | None = "",
     ) -> list[Request]:
         """Return the `params.n` requests of a prompt, after every check.
 
@@ -168,10 +179,11 @@ class RequestFactory:
         """
         called_ns = perf_counter_ns()
         completions = self._completions(params, gamma, drafter)
+        key = _memory_key(memory_key)
         tokens = prompt_tokens(
             prompt, self._tokenizer, self._models.target, parse_special=parse_special
         )
-        requests = [self._request(list(tokens), params, one) for one in completions]
+        requests = [self._request(list(tokens), params, one, key) for one in completions]
         self._begin(completions, called_ns)
         return requests
 
@@ -184,6 +196,7 @@ class RequestFactory:
         gamma: Gamma | None = None,
         drafter: str | None = None,
         parse_special: bool = True,
+        memory_key: str | None = "",
     ) -> PromptRequests:
         """Return the requests of a prompt, after every check; they are made as they are taken.
 
@@ -192,6 +205,7 @@ class RequestFactory:
         """
         called_ns = perf_counter_ns()
         completions = self._completions(params, gamma, drafter)
+        key = _memory_key(memory_key)
         try:
             tokens = prompt_tokens(
                 prompt, self._tokenizer, self._models.target, parse_special=parse_special
@@ -200,8 +214,8 @@ class RequestFactory:
             for completion in completions:
                 completion.fail(f"{place}: {error}")
             return PromptRequests(completions, iter(()))
-        first = self._request(list(tokens), params, completions[0])
-        others = (self._request(list(tokens), params, one) for one in completions[1:])
+        first = self._request(list(tokens), params, completions[0], key)
+        others = (self._request(list(tokens), params, one, key) for one in completions[1:])
         self._begin(completions, called_ns)
         return PromptRequests(completions, chain([first], others))
 
@@ -231,7 +245,7 @@ class RequestFactory:
             completion.timings.queued_ns = now_ns
 
     def _request(
-        self, tokens: list[int], params: SamplingParams, completion: Completion
+        self, tokens: list[int], params: SamplingParams, completion: Completion, key: str | None
     ) -> Request:
         models = self._models
         completion.prompt_tokens = len(tokens)
@@ -250,6 +264,7 @@ class RequestFactory:
             OutputProcessor(completion, params, self._eos, self._tokenizer, tokens),
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
             fresh=params.prompt_logprobs is not None,
+            memory_key=key,
         )  # fmt: skip
 
 
@@ -305,7 +320,11 @@ class Generator:
     Threads: any may stream and generate. Streams share the rows and run while one of them is read:
     a stream that is not read for a while pauses, and makes room for others.
 
-    `options` of the methods are those of `GenerateOptions`: `gamma`, `drafter`, `parse_special`.
+    `options` of the methods are those of `GenerateOptions`: `gamma`, `drafter`, `parse_special`,
+    `memory_key`.
+
+    With `text_memory` lookup drafts from the texts of earlier requests too. `on_close` is called
+    once, when the generator was closed.
     """
 
     def __init__(
@@ -317,12 +336,17 @@ class Generator:
         *,
         prompt_cache: bool = True,
         rounds: BeginRounds = engine_rounds,
+        text_memory: TextMemory | None = None,
+        on_close: Callable[[], object] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.models = models
         self.eos_token_ids = tuple(eos_token_ids)
         self._notices = tuple(notices)
-        self._scheduler = Scheduler(models, prompt_cache=prompt_cache, rounds=rounds)
+        self._on_close = on_close
+        self._scheduler = Scheduler(
+            models, prompt_cache=prompt_cache, rounds=rounds, text_memory=text_memory
+        )
         self._requests = RequestFactory(models, tokenizer, eos_token_ids, self._scheduler)
         self._worker = Worker(self._scheduler)
 
@@ -406,8 +430,9 @@ class Generator:
         Raises: RequestError, CapacityError.
         """
         request = self._requests.one(
-            prompt, params, gamma=0, drafter=NO_DRAFTER, parse_special=parse_special
-        )
+            prompt, params, gamma=0, drafter=NO_DRAFTER, parse_special=parse_special,
+            memory_key=None,
+        )  # fmt: skip
         request.drafter = drafter
         counts = request.completion.speculation
         counts.gamma, counts.drafter = max(self.models.gammas), "remote"
@@ -454,7 +479,7 @@ class Generator:
         return _collect(self._scheduler, requests, rows)
 
     def forget(self) -> None:
-        """Read every coming prompt from its beginning, whatever the KV buffers hold."""
+        """Read every coming prompt from its beginning, and draft from no text of before."""
         self._scheduler.forget()
 
     def close(self) -> None:
@@ -464,6 +489,9 @@ class Generator:
         """
         self._scheduler.close(self._worker.join)
         trim_heap()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
     def __enter__(self) -> Generator:
         return self

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, SupportsIndex
@@ -20,6 +22,7 @@ from specrt.records import shown
 from specrt.sampling.distribution import Entry
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
+from specrt.speculation.text_memory import DEFAULT_BYTES, TextMemory
 from specrt.system.memory import available_bytes, size
 from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.tuning_record import Tuning, read_tuning
@@ -32,6 +35,8 @@ def load(
     owns_process: bool = False,
     memory_bytes: int | None = None,
     prompt_cache: bool = True,
+    text_memory_bytes: int = DEFAULT_BYTES,
+    text_memory_file: str | Path | None = None,
 ) -> Generator:
     """Open a bundle for generation; `specrt.open` and `specrt.load` are this one function.
 
@@ -44,6 +49,10 @@ def load(
     `memory_bytes` is the most the weights and full KV buffers may take, what is available when
     None: where the draft model does not fit beside the target, it is not opened. `prompt_cache`
     lets a prompt begin where the KV buffers hold its first tokens already.
+
+    `text_memory_bytes` bounds the memory for finished texts, from which lookup drafts into others
+    of the same `memory_key`; 0 turns it off. It is read from `text_memory_file`, where that
+    exists, and written there when the generator is closed.
     Raises: BundleError, EngineError, RequestError.
     """
     opened = Bundle.open(bundle)
@@ -52,6 +61,15 @@ def load(
     text = bytes(opened.held[TOKENIZER].data)
     tokenizer = Tokenizer(opened.file(TOKENIZER), manifest.bos_token_id, text)
     _check_vocabulary(tokenizer, manifest)
+    vocabulary = hashlib.sha256(text).hexdigest()
+    texts = TextMemory(text_memory_bytes)
+    save = None
+    if text_memory_file is not None:
+        file = Path(text_memory_file)
+        if not text_memory_bytes:
+            raise RequestError("text_memory_file was given, and text_memory_bytes is 0; leave one")
+        texts.read(file, vocabulary, manifest.target.geometry.vocab_size)
+        save = partial(texts.save, file, vocabulary)
     cores = _cores(threads)
     absent = _no_room(manifest, available_bytes() if memory_bytes is None else memory_bytes)
     if owns_process:
@@ -70,7 +88,15 @@ def load(
         rounds=_whole_rounds(manifest, target, draft),
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
-    return Generator(models, tokenizer, manifest.eos_token_ids, told, prompt_cache=prompt_cache)
+    return Generator(
+        models,
+        tokenizer,
+        manifest.eos_token_ids,
+        told,
+        prompt_cache=prompt_cache,
+        text_memory=texts if text_memory_bytes else None,
+        on_close=save,
+    )
 
 
 class OpenedDraft(NamedTuple):

@@ -47,6 +47,9 @@ class GenerateOptions(TypedDict, total=False):
     """A name of `specrt.speculation.drafters.DRAFTERS`; the bundle's default when None."""
     parse_special: bool
     """Whether the text of a control token in a prompt becomes that token; True by default."""
+    memory_key: str | None
+    """Whose finished texts may be drafted from, and whose memory gets this one, in a generator
+    with text memory: all that give the same key, '' by default. None does neither."""
 
 
 _ALIASES = {

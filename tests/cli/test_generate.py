@@ -11,6 +11,7 @@ import pytest
 
 from cli.conftest import Run
 from scheduler.support import rows
+from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text.chat_template import ChatTemplate
@@ -224,3 +225,42 @@ def test_a_completion_that_fails_stops_no_other(cli: Run, toy: Generator, tmp_pa
     assert ran.err.startswith(f"specrt: {path}:2: ")
     ran = cli("generate", tmp_path, "--prompt", "abc", "--n", 2, *options)
     assert (ran.status, ran.err.count("specrt: completion")) == (1, 2)
+
+
+def test_texts_of_one_run_are_drafted_in_the_next(cli: Run, codelet: Path, tmp_path: Path) -> None:
+    file = tmp_path / "texts"
+    asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 24, "--gamma", 4)
+    asked = (*asked, "--drafter", "ngram", "--json")
+
+    def ran(*more: object) -> tuple[str, list[str]]:
+        found = json.loads(cli(*asked, *more).out)
+        return found["text"], list(found["speculation"]["sources"])
+
+    text, sources = ran("--text-memory-file", file)
+    assert "memory" not in sources
+    assert ran("--no-text-memory") == (text, sources)
+    again, sources = ran("--text-memory-file", file)
+    assert again == text
+    assert "memory" in sources
+    refused = cli(*asked, "--text-memory-file", file, "--no-text-memory").refusal
+    assert "--no-text-memory were given" in refused
+    refused = cli(*asked, "--text-memory-file", file, "--remote", "ws://a").refusal
+    assert "--remote were given" in refused
+    file.write_bytes(file.read_bytes()[:-3])
+    assert "is damaged" in cli(*asked, "--text-memory-file", file).refusal
+
+
+@pytest.mark.parametrize("command", ["bench", "verify", "tune"])
+def test_commands_that_repeat_prompts_remember_none(
+    command: str, cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def load(*_: object, **options: Any) -> None:
+        given.update(options)
+        raise RequestError("seen")
+
+    monkeypatch.setattr(f"specrt.cli.{command}.load", load)
+    prompts = Path(__file__).parents[2] / "benchmarks/prompts/code.jsonl"
+    cli(command, codelet, "--prompts", prompts)
+    assert given["text_memory_bytes"] == 0

@@ -15,6 +15,7 @@ from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter, Round, run_rounds, speculate
 from specrt.speculation.target import EngineTarget
+from specrt.speculation.text_memory import KeyMemory
 from support.toy import Run, TableEngine
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -67,6 +68,7 @@ def drafter_named(
     gamma: int | GammaPolicy | Callable[[str], GammaPolicy],
     params: SamplingParams = GREEDY,
     seed: int = 0,
+    memory: KeyMemory | None = None,
 ) -> Drafter:
     """Return a drafter of the table; `gamma` is a number, a policy, or a policy by source."""
     policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
@@ -74,6 +76,7 @@ def drafter_named(
     noise = Noise(seed)
     context: Any = SimpleNamespace(
         policy=policies,
+        memory=memory,
         model=lambda: ModelDrafter(KVCache(draft), params, noise, policies("model")),
     )
     return DRAFTERS[name].make(context)

@@ -165,7 +165,11 @@ class Workbench(Machine):
         """Open a bundle as a user would, but for plans of another GPU, which no user could."""
         models = [self.codelet(backend, role, pair) for role in ("target", "draft")]
         foreign = backend == RTX and self.settings.capabilities not in ((), (CURRENT,))
-        opened: Any = self.pair(*models) if foreign else load(self.bundle_folder(pair, backend))
+        opened: Any = (
+            self.pair(*models)
+            if foreign
+            else load(self.bundle_folder(pair, backend), text_memory_bytes=0)
+        )
         with opened as generator:
             yield generator
 
@@ -254,7 +258,7 @@ class Workbench(Machine):
         if not is_fresh(recipe, bundle):
             self.settings.work.mkdir(parents=True, exist_ok=True)
             build(recipe, bundle)
-        with load(bundle) as generator:
+        with load(bundle, text_memory_bytes=0) as generator:
             yield generator
 
     def export_grown(self, size: str, evidence: Evidence) -> None:

@@ -329,7 +329,7 @@ def command(
     at_once = None if rows is None else parse_rows(rows)
     before, manifest = resident_bytes(), read_manifest(bundle)
     setting = Environment.of(bundle, manifest, request.params, cores, repeats)
-    with load(bundle, threads=threads, owns_process=owns_process) as generator:
+    with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
         with progress("bench") as line:
             shares = [0.0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -31,6 +31,7 @@ from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
+from specrt.speculation.text_memory import DEFAULT_BYTES
 from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 
@@ -41,6 +42,13 @@ class FilePrompts:
 
     prompts: Sequence[PromptRecord]
     encode: Callable[[str], list[int]] | None = None
+
+
+class TextMemoryOptions(NamedTuple):
+    """Whether texts are drafted from texts completed before them, and the file of these."""
+
+    file: Path | None
+    off: bool
 
 
 Source = str | list[int] | FilePrompts
@@ -71,6 +79,14 @@ Source = str | list[int] | FilePrompts
     help="Draft here and verify there: ws://HOST:8080 of `specrt serve --verify`. BUNDLE's target "
     f"is not opened. A key is read from {API_KEY}.",
 )
+@click.option(
+    "--no-text-memory", is_flag=True, help="Let no text be drafted from texts completed before it."
+)
+@click.option(
+    "--text-memory-file",
+    type=click.Path(path_type=Path),
+    help="File of texts to draft from; this run's are added to it. They are not encrypted.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
 def command(
@@ -83,6 +99,8 @@ def command(
     prompts: Path | None,
     chat: bool,
     no_parse_special: bool,
+    no_text_memory: bool,
+    text_memory_file: Path | None,
     gamma: Gamma | None,
     drafter: str | None,
     threads: int | None,
@@ -114,7 +132,8 @@ def command(
             "--no-parse-special was given with --chat, whose messages are text whatever they hold; "
             "leave it out"
         )
-    with _opened(bundle, remote, memory, threads, owns_process) as generator:
+    texts = TextMemoryOptions(text_memory_file, off=no_text_memory)
+    with _opened(bundle, remote, memory, threads, owns_process, texts) as generator:
         print_notices(generator.notices)
         if chat:
             source = _encoded(source, _chat_encoder(bundle, generator.tokenizer))
@@ -139,12 +158,19 @@ def command(
 
 
 def _opened(
-    bundle: Path, remote: str | None, memory: int | None, threads: int | None, owns_process: bool
-) -> Generator:
+    bundle: Path, remote: str | None, memory: int | None, threads: int | None, owns_process: bool,
+    texts: TextMemoryOptions,
+) -> Generator:  # fmt: skip
     """Open a bundle, or its draft for a target on a server."""
+    if texts.file is not None and (texts.off or remote is not None):
+        other = "--no-text-memory" if texts.off else "--remote"
+        raise RequestError(f"--text-memory-file and {other} were given; leave one of them out")
     most = memory * 10**6 if memory is not None else None
     if remote is None:
-        return load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most)
+        return load(
+            bundle, threads=threads, owns_process=owns_process, memory_bytes=most,
+            text_memory_bytes=0 if texts.off else DEFAULT_BYTES, text_memory_file=texts.file,
+        )  # fmt: skip
     from specrt.remote.link import LinkOptions
     from specrt.remote.remote_target import connect
 

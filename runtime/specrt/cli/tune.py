@@ -76,7 +76,9 @@ def command(
     check_writable(bundle)
     texts = [prompt.text for file in files for prompt in read_prompts(file)]
     texts = spread(texts, min(limit or len(texts), len(texts)))
-    with load(bundle, threads=threads, owns_process=owns_process, prompt_cache=False) as generator:
+    with load(
+        bundle, threads=threads, owns_process=owns_process, prompt_cache=False, text_memory_bytes=0
+    ) as generator:
         if generator.models.absent is not None:
             raise BundleError(f"{generator.models.absent}; free memory, and tune again")
         with progress("tune") as show:

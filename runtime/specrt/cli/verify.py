@@ -54,7 +54,7 @@ def command(
     The exit status is 1 where rounding does not explain a divergence, 2 where nothing was drafted.
     """
     texts = [p.text for p in read_prompts(prompts)[:limit]]
-    with load(bundle, threads=threads, owns_process=owns_process) as generator:
+    with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
         compared = _drafting(gammas, generator)
         drafter = drafter or default_drafter(generator)

@@ -171,6 +171,8 @@ class Request:
     """Tokens at which it pauses until this is raised; it goes on by itself when None."""
     fresh: bool = False
     """Whether its whole prompt is to be read, whatever a slot holds of it."""
+    memory_key: str | None = None
+    """Whose finished texts it is drafted from and joins; None for neither."""
     collected: bool = False
     """Whether it is read as a whole when it is over: it has no chunks."""
     rounds: Rounds | None = None

@@ -19,6 +19,7 @@ from specrt.scheduler.slots import Slot, SlotTable
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import Drafter, Rounds, speculate
 from specrt.speculation.target import EngineTarget
+from specrt.speculation.text_memory import TextMemory
 
 T = TypeVar("T")
 
@@ -128,8 +129,9 @@ class Scheduler:
     """
 
     def __init__(
-        self, models: Models, *, prompt_cache: bool = True, rounds: BeginRounds = engine_rounds
-    ) -> None:
+        self, models: Models, *, prompt_cache: bool = True, rounds: BeginRounds = engine_rounds,
+        text_memory: TextMemory | None = None,
+    ) -> None:  # fmt: skip
         self._begin = rounds
         self._engines = [e for e in (models.target, models.draft) if e is not None]
         self._slots = SlotTable(self._engines, prompt_cache=prompt_cache)
@@ -140,7 +142,8 @@ class Scheduler:
         """How many slots take part in a step."""
         shared = isinstance(models.target, PackedEngine)
         load = (lambda: active[0]) if shared else None
-        self.drafters = DrafterPool(models, load=load, rows=len(self._slots))
+        self.drafters = DrafterPool(models, load=load, rows=len(self._slots), memory=text_memory)
+        self._text_memory = text_memory
         self.lock = EngineLock()
         self._closing = threading.RLock()
         self._broken_off = False
@@ -216,6 +219,8 @@ class Scheduler:
         self._sweep()
         for slot in self._slots:
             slot.forget()
+        if self._text_memory is not None:
+            self._text_memory.forget()
 
     def close(self, join: Callable[[], object] = lambda: None) -> None:
         """Drop all requests and close the engines, after the pass that may be running.
@@ -334,6 +339,7 @@ class Scheduler:
                 request.noise,
                 request.processors,
                 request.caches,
+                request.memory_key,
             )
 
         return self._begin(request, make_drafter)
@@ -350,6 +356,9 @@ class Scheduler:
             reason = policies.fallback(counts.drafter, counts.gamma, mode, drafted=drafted)
             counts.fallback = reason or counts.fallback
             self.drafters.give_back(policies)
+        memory, key = self._text_memory, request.memory_key
+        if memory is not None and key is not None and request.done:
+            memory.add(key, request.tokens)
         request.rounds = request.processors = None
 
     def _idle(self, request: Request) -> ActiveSlot | None:

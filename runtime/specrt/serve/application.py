@@ -76,7 +76,9 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
     options = options or ServerOptions()
     folder = Path(bundle)
     template = _template(folder, options.chat_template)
-    generator = load(folder, threads=options.threads, owns_process=options.owns_process)
+    generator = load(
+        folder, threads=options.threads, owns_process=options.owns_process, text_memory_bytes=0
+    )
     service = Service(
         generator,
         options.name or folder.resolve().name,

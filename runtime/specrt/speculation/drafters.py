@@ -19,6 +19,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round
 from specrt.speculation.target import VERIFIERS
+from specrt.speculation.text_memory import KeyMemory, MemoryDrafter
 
 T = TypeVar("T")
 
@@ -324,6 +325,10 @@ class DraftContext(Protocol):
     def processors(self) -> LogitsProcessors | None:
         """The processors of the completion."""
 
+    @property
+    def memory(self) -> KeyMemory | None:
+        """The finished texts that the completion may be drafted from."""
+
     def model(self) -> ModelDrafter:
         """Return the draft model with the cache of this completion's row."""
 
@@ -342,18 +347,37 @@ class DrafterSpec(NamedTuple):
     """Policies whose drafts run no pass."""
     needs_model: bool = False
     """Whether it runs the draft model."""
+    beside_memory: str = ""
+    """The policy beside which memory across requests has one, with the same rival and as free."""
 
 
 def _cascade(context: DraftContext) -> Drafter:
-    return CascadeDrafter(NgramDrafter(context.policy("lookup")), context.model())
+    return CascadeDrafter(_lookup(context, "lookup"), context.model())
+
+
+def _lookup(context: DraftContext, policy: str) -> Drafter:
+    """Return lookup in the text at hand, and in memory if the completion has one."""
+    lookup = NgramDrafter(context.policy(policy))
+    if context.memory is None:
+        return lookup
+    return MemoryDrafter(lookup, context.memory, context.policy(MemoryDrafter.SOURCE))
 
 
 DRAFTERS: dict[str, DrafterSpec] = {
     "model": DrafterSpec(lambda context: context.model(), ("model",), needs_model=True),
     "ngram": DrafterSpec(
-        lambda context: NgramDrafter(context.policy("ngram")), ("ngram",), frozenset({"ngram"})
+        lambda context: _lookup(context, "ngram"),
+        ("ngram",),
+        frozenset({"ngram"}),
+        beside_memory="ngram",
     ),
-    "cascade": DrafterSpec(_cascade, ("lookup", "model"), frozenset({"lookup"}), needs_model=True),
+    "cascade": DrafterSpec(
+        _cascade,
+        ("lookup", "model"),
+        frozenset({"lookup"}),
+        needs_model=True,
+        beside_memory="lookup",
+    ),
     "none": DrafterSpec(lambda context: NoDrafter()),
 }
 """By the name that requests, recipes and the command line use; the first that a bundle can run is

@@ -198,9 +198,13 @@ class NgramDrafter:
         most = min(self._gamma.choose(), room)
         if most <= 0:
             return NOTHING
-        self._read(tokens)
-        match = self._suffixes.longest()
+        match = self.find(tokens)
         return NOTHING if match is None else self._copy(tokens, match, most)
+
+    def find(self, tokens: Sequence[int]) -> Match | None:
+        """Return where the last tokens of a text occurred before."""
+        self._read(tokens)
+        return self._suffixes.longest()
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Let the policy learn; the tokens are read when they are needed."""

@@ -24,6 +24,8 @@ from specrt.speculation.drafters import (
 from specrt.speculation.gamma import BuiltGamma, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter
+from specrt.speculation.target import VERIFIERS
+from specrt.speculation.text_memory import KeyMemory, MemoryDrafter, TextMemory
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class GammaPolicies:
         drafter: str, source: str, mode: DecodingMode
     ) -> tuple[tuple[str, ...], bool, DecodingMode]:
         spec = DRAFTERS[drafter]
+        if source == MemoryDrafter.SOURCE and spec.beside_memory:
+            place = spec.beside_memory
+            rivals = spec.policies[spec.policies.index(place) + 1 :]
+            return (source, *rivals), place in spec.free, mode
         if source not in spec.policies:
             raise RequestError(
                 f"drafter {drafter!r} asked for the gamma policy {source!r}; its entry of DRAFTERS "
@@ -132,6 +138,9 @@ class GammaPolicies:
             return None
         after = FALLBACK_AFTER if drafted else 1
         names = DRAFTERS[drafter].policies
+        remembers = DRAFTERS[drafter].beside_memory and MemoryDrafter.SOURCE
+        if remembers and self._key(drafter, remembers, mode) in self._adaptive:
+            names = (remembers, *names)
         policies = [self._adaptive.get(self._key(drafter, name, mode)) for name in names]
         reasons = [policy.fallback(after) if policy is not None else None for policy in policies]
         return "; ".join(dict.fromkeys(map(str, reasons))) if reasons and all(reasons) else None
@@ -149,6 +158,7 @@ class _Context:
     noise: Noise
     processors: LogitsProcessors | None
     caches: Sequence[KVCache]
+    memory: KeyMemory | None
 
     def policy(self, source: str) -> GammaPolicy:
         mode = DecodingMode.of(self.params, self.processors)
@@ -169,11 +179,13 @@ class DrafterPool:
     """Makes the drafters of requests, and lends each the policies of one that is over."""
 
     def __init__(
-        self, models: Models, load: Callable[[], int] | None = None, rows: int = 1
-    ) -> None:
+        self, models: Models, load: Callable[[], int] | None = None, rows: int = 1,
+        memory: TextMemory | None = None,
+    ) -> None:  # fmt: skip
         self._models = models
         self._load = load
         self._rows = rows
+        self._memory = memory
         self._unused: list[GammaPolicies] = []
 
     def check_gamma(self, gamma: Gamma | None) -> Gamma:
@@ -231,16 +243,35 @@ class DrafterPool:
     def make(
         self, policies: GammaPolicies, drafter: str, gamma: Gamma, params: SamplingParams,
         noise: Noise, processors: LogitsProcessors | None = None, caches: Sequence[KVCache] = (),
+        memory_key: str | None = None,
     ) -> Drafter:  # fmt: skip
-        """Return a drafter for one completion; `caches` are its row's, the target's first."""
+        """Return a drafter for one completion; `caches` are its row's, the target's first.
+
+        It drafts from finished texts of `memory_key`, and from none when that is None.
+        """
         if gamma == 0 or len(self._models.gammas) < 2:
             return NoDrafter()
+        memory = None
+        if self._memory is not None and memory_key is not None and may_recall(params):
+            memory = KeyMemory(self._memory, memory_key)
         inner = DRAFTERS[drafter].make(
-            _Context(self._models, policies, drafter, gamma, params, noise, processors, caches)
+            _Context(
+                self._models, policies, drafter, gamma, params, noise, processors, caches, memory
+            )
         )
         if isinstance(inner, NoDrafter) or processors is None or not processors.forces:
             return inner
         return ForcedDrafter(inner, processors.forced, self._models.gammas)
+
+
+def may_recall(params: SamplingParams) -> bool:
+    """Tell whether finished texts may be drafted from.
+
+    Not where drafts change what is drawn and the seed was given: its text would no longer repeat,
+    and a text of the same seed was drawn with the very noise that would judge it.
+    """
+    changes = VERIFIERS[params.verifier].needs_distributions and not params.greedy
+    return params.seed is None or not changes
 
 
 def as_one_launch(costs: Costs) -> Costs:
