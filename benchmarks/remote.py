@@ -8,7 +8,8 @@ gamma, medians over the rounds of the best of `--repeats` completions: what veri
 the target is in this process; what it takes over the link; how much of that is the server's; and
 the bytes of frames each way. WebSocket adds 6 bytes up and 2 down, TCP and IP 40 each.
 With `--round-trips`, in milliseconds, a proxy delays what passes, and the time of a round is held
-to gamma t_d + RTT + t_v, beside the tokens per second of that gamma, of `auto` and of gamma 0.
+to gamma t_d + RTT + t_v, beside the tokens per second of that gamma, and of `auto` and gamma 0,
+medians of 7 texts each, in turns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import NamedTuple
 import specrt
 from specrt.completion import Completion
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import Gamma, SamplingParams
 from specrt.remote.frames import PATH, ProposalFrame, VerdictFrame
 from specrt.remote.remote_target import RemoteTarget
 
@@ -214,15 +215,18 @@ def over_delays(bundle: Path, url: str, gamma: int, trips: list[float]) -> None:
             round_ms = median((r.draft_ns + r.verify_ns) / 1e6 for r in log)
             base_ms = base_ms or round_ms - trip
             rates = [done.timings.tokens_per_second]
-            for other in ("auto", 0):
-                for _ in range(2):  # `auto` has then seen this link
-                    done = remote.generate(PROMPT, params, gamma=other)
-                rates.append(done.timings.tokens_per_second)
+            remote.generate(PROMPT, params, gamma="auto")  # it has then seen this link
+            turns = [[_rate(remote, params, other) for other in ("auto", 0)] for _ in range(7)]
+            rates += map(median, zip(*turns, strict=True))
             print(
                 f"| {trip:g} | {round_ms:.1f} | {base_ms + trip:.1f} | "
                 f"{rates[0]:.0f} | {rates[1]:.0f} | {rates[2]:.0f} |",
                 flush=True,
             )
+
+
+def _rate(made: Generator, params: SamplingParams, gamma: Gamma) -> float:
+    return made.generate(PROMPT, params, gamma=gamma).timings.tokens_per_second
 
 
 if __name__ == "__main__":

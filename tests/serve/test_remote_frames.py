@@ -244,6 +244,30 @@ def test_a_frame_that_comes_twice_or_late_is_answered_as_the_first_time(
     assert len(one.text) > base + 7
 
 
+def test_a_server_told_in_time_decodes_on_and_ignores_it_behind_the_end(
+    home: Generator, client: Connect
+) -> None:
+    right = [*PROMPT, *expected(home)]
+    one = client()
+    for _ in range(2):  # the link is fit for another session
+        one.begin()
+        base = len(one.text)
+        for at in (base, base + 4, base + 8):  # all before the first is answered
+            one.wire.send(ProposalFrame(1, at, 4).pack())
+        while len(one.text) < base + 12:
+            one.take(one.verdict(), ProposalFrame(1, len(one.text), 4))
+        one.wire.send(ProposalFrame(1, base + 12, 100).pack())
+        one.wire.send(ProposalFrame(1, len(right), 4).pack())
+        while len(one.text) < len(right):
+            one.take(one.verdict(), ProposalFrame(1, len(one.text), 4))
+        assert one.message("done")["tokens"] == len(right) - len(PROMPT)
+        assert one.text == right
+
+
+def test_a_server_that_decoded_nothing_yet_knows_what_a_step_takes(client: Connect) -> None:
+    assert client().welcome["step_us"] > 0
+
+
 def test_a_link_that_broke_is_taken_up_again_anywhere(home: Generator, client: Connect) -> None:
     right = [*PROMPT, *expected(home)]
     one = client()

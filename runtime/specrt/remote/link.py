@@ -236,6 +236,8 @@ class LinkPool:
         self._closed = False
         self.trip_ns = 0.0
         """What the link takes of a round, there and back; 0 until that is known."""
+        self.streams = True
+        """Whether the server was last asked to decode alone; a text begins as others went on."""
         link, self.welcome = self._open_patiently(lambda: True)
         self.note_trip(link.ping_ns())
         self.give_back(link)
