@@ -34,7 +34,7 @@ from specrt.remote.frames import (
     VerdictFrame,
     close_reason,
 )
-from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
+from specrt.serve.verify_sessions import RESUMABLE, VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import byte_level
@@ -478,6 +478,23 @@ def test_a_server_that_ends_its_sessions_says_so(tokenizer: Tokenizer) -> None:
             sessions.close()
             one.wire.send(ProposalFrame(1, 6, 1).pack())
             assert one.refusal()[0] == Close.GONE
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 1011, 1012, 1013, 3000, 4400])
+def test_a_device_may_come_back_behind_some_codes_alone(
+    sessions: VerifyEndpoint, client: Connect, code: int
+) -> None:
+    one = client()
+    token = one.begin()["session"]
+    one.wire.close(code)
+    until(lambda: sessions.links == 0)
+    other = client()
+    again = {"type": "hello", "protocol": PROTOCOL, "session": token, "length": len(PROMPT)}
+    other.wire.send(json.dumps(again))
+    if code in RESUMABLE:
+        assert other.message("ready")["session"] == token
+    else:
+        assert other.refusal()[0] == Close.UNKNOWN_SESSION
 
 
 def cut_session(port: int, tokenizer: Tokenizer, *, midway: bool) -> None:

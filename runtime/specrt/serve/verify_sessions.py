@@ -44,8 +44,9 @@ AHEAD = 8
 TIMED, TIMED_S = 6, 1.0
 """Tokens that show what one takes, and the most time for them."""
 
-RESUMABLE = (1001, 1005, 1006, 1011, 1012, 1013, 1014)
-"""Codes of a link that broke; with others the device, or the protocol, ended its session."""
+RESUMABLE = (1001, 1005, 1006, 1013, 1014)
+"""Codes with which a device, or what is between, may leave a link and come back; with others its
+session ends."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,12 @@ class VerifyEndpoint:
         self._beginning += 1
         try:  # in a thread: a large grammar takes a while to compile
             stream = await asyncio.to_thread(
-                self._generator.paced, prompt, params, drafter, parse_special=special
+                self._generator.paced,
+                prompt,
+                params,
+                drafter,
+                name=drafter.SOURCE,
+                parse_special=special,
             )
         finally:
             self._beginning -= 1
