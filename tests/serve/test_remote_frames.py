@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as open_websocket
 
@@ -34,6 +35,8 @@ from specrt.remote.frames import (
     VerdictFrame,
     close_reason,
 )
+from specrt.serve.admission import Admission
+from specrt.serve.metrics import ServerMetrics
 from specrt.serve.verify_sessions import RESUMABLE, VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
@@ -495,6 +498,28 @@ def test_a_device_may_come_back_behind_some_codes_alone(
         assert other.message("ready")["session"] == token
     else:
         assert other.refusal()[0] == Close.UNKNOWN_SESSION
+
+
+def test_a_session_counts_as_running_while_it_holds_a_row(tokenizer: Tokenizer) -> None:
+    with rows(packed, 1, tokenizer) as home:
+        sessions = VerifyEndpoint(home)
+        metrics = ServerMetrics("specrt", "toy", Admission(1, 8), 100)
+        metrics.devices = sessions
+
+        def gauge(name: str) -> float:
+            families = text_string_to_metric_families(metrics.exposition().decode())
+            return next(s.value for f in families for s in f.samples if s.name == f"specrt_{name}")
+
+        with served(sessions) as port, closing(Client(port, tokenizer)) as one:
+            assert gauge("num_requests_running") == 0
+            one.begin(want=20)
+            until(lambda: gauge("num_requests_running") == 1)
+            assert gauge("kv_cache_usage_perc") > 0
+            # It waits for its device, so another text takes the only row.
+            home.generate(PROMPT[::-1], SamplingParams(max_tokens=30, ignore_eos=True))
+            until(lambda: gauge("num_requests_running") == 0)
+            assert gauge("num_requests_waiting") == 0
+            assert gauge("verify_sessions") == 1
 
 
 def cut_session(port: int, tokenizer: Tokenizer, *, midway: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -60,6 +60,14 @@ class DeviceSessions(Protocol):
         """Return how many sessions are open."""
 
     @property
+    def running(self) -> Sequence[Completion]:
+        """The texts that hold a row."""
+
+    @property
+    def waiting(self) -> int:
+        """How many sessions wait for a row, not for their device."""
+
+    @property
     def links(self) -> int:
         """How many WebSockets are open."""
 
@@ -100,22 +108,23 @@ class ServerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Read the gauges as they are now."""
-        admission = self._admission
+        admission, devices = self._admission, self.devices
         live = [stream.completion for stream in [*admission.live]]
-        held = sum(
-            c.prompt_tokens + len(c.token_ids) for c in live if c.timings.taken_ns is not None
-        )
+        of_devices = devices.running if devices is not None else ()
+        waiting = admission.waiting + (devices.waiting if devices is not None else 0)
+        running = [*(c for c in live if c.timings.taken_ns is not None), *of_devices]
+        held = sum(c.prompt_tokens + len(c.token_ids) for c in running)
         values = {
-            "num_requests_running": ("Completions that have a row.", admission.running),
-            "num_requests_waiting": ("Completions that wait for a row.", admission.waiting),
+            "num_requests_running": ("Completions that have a row.", len(running)),
+            "num_requests_waiting": ("Completions that wait for a row.", waiting),
             "kv_cache_usage_perc": (
                 "Share of the KV positions of all rows that running completions use, 0 to 1.",
                 held / self._kv_positions,
             ),
         }
-        if self.devices is not None:
-            values["verify_sessions"] = ("Open sessions of devices.", len(self.devices))
-            values["verify_links"] = ("Open WebSockets of devices.", self.devices.links)
+        if devices is not None:
+            values["verify_sessions"] = ("Open sessions of devices.", len(devices))
+            values["verify_links"] = ("Open WebSockets of devices.", devices.links)
         for name, (text, value) in values.items():
             family = GaugeMetricFamily(self._begin + name, text, labels=["model_name"])
             family.add_metric([self._model], value)

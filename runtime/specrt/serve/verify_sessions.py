@@ -18,6 +18,7 @@ from typing import Any
 from starlette.websockets import WebSocket
 
 from specrt.aio import PacedStream
+from specrt.completion import Completion
 from specrt.errors import CapacityError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -183,6 +184,17 @@ class VerifyEndpoint:
     def __len__(self) -> int:
         """Return how many sessions there are, or begin, whose text has not ended."""
         return self._beginning + sum(not session.over for session in self._sessions.values())
+
+    @property
+    def running(self) -> list[Completion]:
+        """The texts that hold a row."""
+        streams = [session.stream for session in list(self._sessions.values())]
+        return [stream.completion for stream in streams if stream.has_row]
+
+    @property
+    def waiting(self) -> int:
+        """How many sessions wait for a row, not for their device."""
+        return sum(session.stream.waits_for_row for session in list(self._sessions.values()))
 
     @property
     def links(self) -> int:
