@@ -2,35 +2,47 @@
 
     python benchmarks/remote.py engines/build/codelet --gammas 2,4
     python benchmarks/remote.py engines/build/codelet --gammas 4 --round-trips 0,5,20,50,100
+    python benchmarks/remote.py engines/build/codelet-200M-int8-rows --gammas 4 --devices 8
 
 The server is a process of its own with the whole bundle; the device drafts in this one. For each
 gamma, medians over the rounds of the best of `--repeats` completions: what verifying takes where
 the target is in this process; what it takes over the link; how much of that is the server's; and
 the bytes of frames each way. WebSocket adds 6 bytes up and 2 down, TCP and IP 40 each.
 With `--round-trips`, in milliseconds, a proxy delays what passes, and the time of a round is held
-to gamma t_d + RTT + t_v, beside the tokens per second of that gamma, of `auto` and of gamma 0.
+to gamma t_d + RTT + t_v, beside the tokens per second of that gamma, and of `auto` and gamma 0,
+medians of 7 texts each, in turns.
+With `--devices`, so many devices (threads of one process) have a text each at once: tokens per
+second of all, and passes of the server's target for a token, beside those of the server's own
+draft without a link.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import specrt
 from specrt.completion import Completion
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import Gamma, SamplingParams
 from specrt.remote.frames import PATH, ProposalFrame, VerdictFrame
 from specrt.remote.remote_target import RemoteTarget
+
+TOKENS = 100
+"""Of each text of many devices."""
 
 PROMPT = "def fibonacci(n):\n"
 
@@ -49,16 +61,42 @@ def serve(bundle: Path, file: int) -> None:
     """Serve a bundle on a socket that is open already."""
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.routing import WebSocketRoute
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route, WebSocketRoute
 
     from specrt.serve.verify_sessions import VerifyEndpoint
 
-    sessions = VerifyEndpoint(specrt.load(bundle, threads=1, text_memory_bytes=0))
-    application = Starlette(routes=[WebSocketRoute(PATH, sessions.endpoint)])
+    made = specrt.load(bundle, threads=1, text_memory_bytes=0)
+    passes = _count_passes(made)
+
+    def own(request: Request) -> JSONResponse:
+        """Complete texts with the server's own draft; tell how many passes there were so far."""
+        count, gamma = (int(request.query_params[name]) for name in ("texts", "gamma"))
+        began, before = perf_counter(), passes[0]
+        if count:
+            made.generate_many([PROMPT], _sampled(0, n=count), gamma=gamma)
+        return JSONResponse({"passes": [before, passes[0]], "seconds": perf_counter() - began})
+
+    routes = [WebSocketRoute(PATH, VerifyEndpoint(made).endpoint), Route("/own", own)]
+    application = Starlette(routes=routes)
     config = uvicorn.Config(
         application, log_level="error", lifespan="off", ws_per_message_deflate=False
     )
     uvicorn.Server(config).run([socket.socket(fileno=file)])
+
+
+def _count_passes(made: Generator) -> list[int]:
+    """Return a list of one number, which each pass of the target raises."""
+    target: Any = made.models.target
+    run, count = target.forward_rows, [0]
+
+    def forward_rows(feeds: Any) -> Any:
+        count[0] += 1
+        return run(feeds)
+
+    target.forward_rows = forward_rows
+    return count
 
 
 @contextmanager
@@ -163,6 +201,7 @@ def main() -> None:
     parser.add_argument("--gammas", default="2,4")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--round-trips")
+    parser.add_argument("--devices", type=int)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -171,6 +210,9 @@ def main() -> None:
     frames = Frames()
     gammas = [int(gamma) for gamma in options.gammas.split(",")]
     with served(options.bundle) as url:
+        if options.devices is not None:
+            many_devices(options.bundle, url, gammas[0], options.devices)
+            return
         if options.round_trips is None:
             on_loopback(options.bundle, url, gammas, options.repeats, frames)
             return
@@ -214,15 +256,66 @@ def over_delays(bundle: Path, url: str, gamma: int, trips: list[float]) -> None:
             round_ms = median((r.draft_ns + r.verify_ns) / 1e6 for r in log)
             base_ms = base_ms or round_ms - trip
             rates = [done.timings.tokens_per_second]
-            for other in ("auto", 0):
-                for _ in range(2):  # `auto` has then seen this link
-                    done = remote.generate(PROMPT, params, gamma=other)
-                rates.append(done.timings.tokens_per_second)
+            remote.generate(PROMPT, params, gamma="auto")  # it has then seen this link
+            turns = [[_rate(remote, params, other) for other in ("auto", 0)] for _ in range(7)]
+            rates += map(median, zip(*turns, strict=True))
             print(
                 f"| {trip:g} | {round_ms:.1f} | {base_ms + trip:.1f} | "
                 f"{rates[0]:.0f} | {rates[1]:.0f} | {rates[2]:.0f} |",
                 flush=True,
             )
+
+
+def _sampled(seed: int, n: int = 1) -> SamplingParams:
+    return SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.8, seed=seed, n=n)
+
+
+def many_devices(bundle: Path, url: str, gamma: int, devices: int) -> None:
+    """Print what a server gives to many devices at once, by who drafts: medians of three runs."""
+
+    def own(texts: int) -> dict[str, Any]:
+        address = f"{url.replace('ws', 'http')}/own?texts={texts}&gamma={gamma}"
+        with urlopen(address) as answer:
+            told: dict[str, Any] = json.load(answer)
+        return told
+
+    with ExitStack() as opened:
+        made = [
+            opened.enter_context(specrt.connect(url, bundle, threads=1)) for _ in range(devices)
+        ]
+        pool = opened.enter_context(ThreadPoolExecutor(devices))
+
+        def linked(gamma: Gamma) -> tuple[float, float]:
+            before, began = own(0)["passes"][1], perf_counter()
+            list(
+                pool.map(
+                    lambda one: one[1].generate(PROMPT, _sampled(one[0]), gamma=gamma),
+                    enumerate(made),
+                )
+            )
+            return perf_counter() - began, own(0)["passes"][1] - before
+
+        def alone() -> tuple[float, float]:
+            told = own(devices)
+            return told["seconds"], told["passes"][1] - told["passes"][0]
+
+        ways: dict[str, Callable[[], tuple[float, float]]] = {
+            "the server alone (gamma 0)": lambda: linked(0),
+            f"the devices, gamma {gamma}": lambda: linked(gamma),
+            "the devices, `auto`": lambda: linked("auto"),
+            f"the server, gamma {gamma}, without a link": alone,
+        }
+        print("| who drafts | tokens/s of all | target passes a token |")
+        print("| --- | ---: | ---: |")
+        runs = [{name: run() for name, run in ways.items()} for _ in range(4)][1:]
+        for name in ways:
+            seconds, passes = (median(run[name][i] for run in runs) for i in range(2))
+            total = devices * TOKENS
+            print(f"| {name} | {total / seconds:.0f} | {passes / total:.2f} |", flush=True)
+
+
+def _rate(made: Generator, params: SamplingParams, gamma: Gamma) -> float:
+    return made.generate(PROMPT, params, gamma=gamma).timings.tokens_per_second
 
 
 if __name__ == "__main__":

@@ -201,6 +201,16 @@ class PacedStream:
         request.on_update = self._on_update
 
     @property
+    def has_row(self) -> bool:
+        """Whether it holds a row now: one that pauses may have given it away."""
+        return self._request.has_slot
+
+    @property
+    def waits_for_row(self) -> bool:
+        """Whether it was told to go on, and has no row."""
+        return self._request.runnable and not self._request.has_slot
+
+    @property
     def limit(self) -> int:
         """Tokens of prompt and text at which it ends."""
         return self._request.limit

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Generator as Generates
 from contextlib import closing, suppress
+from dataclasses import replace
 from itertools import chain, islice
 from operator import index
 from time import perf_counter_ns
@@ -21,7 +22,6 @@ from specrt.sampling.noise import Noise
 from specrt.sampling.processors import build_processors
 from specrt.scheduler.request import OutputProcessor, Request
 from specrt.scheduler.scheduler import BeginRounds, RequestSource, Scheduler, engine_rounds
-from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
 from specrt.speculation.round import Drafter
@@ -155,12 +155,28 @@ class RequestFactory:
         if not isinstance(given, SamplingParams | None):
             raise RequestError(f"params is {given!r}; expected SamplingParams")
         params = params or SamplingParams()
+        stats = self._stats(gamma, drafter)
+        return self._one(prompt, params, stats, parse_special, _memory_key(memory_key))
+
+    def with_drafter(
+        self, prompt: Prompt, params: SamplingParams, drafter: Drafter, name: str, special: bool
+    ) -> Request:
+        """Return a request whose drafter is its own, with a name for what it did.
+
+        Raises: RequestError, CapacityError.
+        """
+        stats = SpeculationStats(max(self._models.gammas), name)
+        request = self._one(prompt, params, stats, special, None)
+        request.drafter = drafter
+        return request
+
+    def _one(
+        self, prompt: Prompt, params: SamplingParams, stats: SpeculationStats, special: bool,
+        key: str | None,
+    ) -> Request:  # fmt: skip
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (request,) = self.each(
-            prompt, params, gamma=gamma, drafter=drafter, parse_special=parse_special,
-            memory_key=memory_key,
-        )  # fmt: skip
+        (request,) = self._each(prompt, params, stats, special, key)
         return request
 
     def each(
@@ -177,12 +193,16 @@ class RequestFactory:
 
         Raises: RequestError, CapacityError.
         """
+        stats = self._stats(gamma, drafter)
+        return self._each(prompt, params, stats, parse_special, _memory_key(memory_key))
+
+    def _each(
+        self, prompt: Prompt, params: SamplingParams, stats: SpeculationStats, special: bool,
+        key: str | None,
+    ) -> list[Request]:  # fmt: skip
         called_ns = perf_counter_ns()
-        completions = self._completions(params, gamma, drafter)
-        key = _memory_key(memory_key)
-        tokens = prompt_tokens(
-            prompt, self._tokenizer, self._models.target, parse_special=parse_special
-        )
+        completions = self._completions(params, stats)
+        tokens = prompt_tokens(prompt, self._tokenizer, self._models.target, parse_special=special)
         requests = [self._request(list(tokens), params, one, key) for one in completions]
         self._begin(completions, called_ns)
         return requests
@@ -204,7 +224,7 @@ class RequestFactory:
         Raises: RequestError for options that no prompt could have.
         """
         called_ns = perf_counter_ns()
-        completions = self._completions(params, gamma, drafter)
+        completions = self._completions(params, self._stats(gamma, drafter))
         key = _memory_key(memory_key)
         try:
             tokens = prompt_tokens(
@@ -219,23 +239,25 @@ class RequestFactory:
         self._begin(completions, called_ns)
         return PromptRequests(completions, chain([first], others))
 
-    def _completions(
-        self, params: SamplingParams, gamma: Gamma | None, drafter: str | None
-    ) -> list[Completion]:
-        """Return the completions of a prompt, still empty, after checks of their options."""
-        scheduler, default = self._scheduler, drafter is None
-        scheduler.lock.require_open()
+    def _stats(self, gamma: Gamma | None, drafter: str | None) -> SpeculationStats:
+        """Return the counts that a completion begins with, after checks of the options."""
+        drafters, default = self._scheduler.drafters, drafter is None
+        return SpeculationStats(
+            drafters.check_gamma(gamma),
+            drafters.check_drafter(drafter),
+            fallback=self._models.absent if default else None,
+            tuned=self._models.costs is not None,
+        )
+
+    def _completions(self, params: SamplingParams, stats: SpeculationStats) -> list[Completion]:
+        """Return the completions of a prompt, still empty, each with such counts of its own."""
+        self._scheduler.lock.require_open()
         check_verifier(params.verifier)
-        drafters = scheduler.drafters
-        gamma, drafter = drafters.check_gamma(gamma), drafters.check_drafter(drafter)
         seed = params.seed if params.seed is not None else int.from_bytes(os.urandom(6), "big")
-        completions = []
-        for number in range(params.n):
-            counts = SpeculationStats(gamma, drafter)
-            counts.fallback = self._models.absent if default else None
-            counts.tuned = self._models.costs is not None
-            completions.append(Completion(0, seed, counts, Timings(0), index=number))
-        return completions
+        return [
+            Completion(0, seed, replace(stats), Timings(0), index=number)
+            for number in range(params.n)
+        ]
 
     def _begin(self, completions: Sequence[Completion], called_ns: int) -> None:
         """Note when completions were asked for, and that they wait from now on."""
@@ -421,21 +443,17 @@ class Generator:
         params: SamplingParams,
         drafter: Drafter,
         *,
+        name: str,
         parse_special: bool = True,
     ) -> PacedStream:
         """Complete a prompt round by round, as it is told to, with a drafter of its own.
 
+        `name` is what its counts call the drafter.
         While it is not told to go on it pauses, and its row goes to others as that of a stream that
         is not read.
         Raises: RequestError, CapacityError.
         """
-        request = self._requests.one(
-            prompt, params, gamma=0, drafter=NO_DRAFTER, parse_special=parse_special,
-            memory_key=None,
-        )  # fmt: skip
-        request.drafter = drafter
-        counts = request.completion.speculation
-        counts.gamma, counts.drafter = max(self.models.gammas), "remote"
+        request = self._requests.with_drafter(prompt, params, drafter, name, parse_special)
         return PacedStream(request, self._worker)
 
     def generate_many(

@@ -28,6 +28,7 @@ from specrt.remote.frames import VerdictFrame
 from specrt.remote.link import LinkOptions, LinkPool
 from specrt.remote.remote_target import RemoteTarget, remote_generator
 from specrt.serve.admission import Admission
+from specrt.serve.device_link import DeviceLink
 from specrt.serve.metrics import ServerMetrics
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.speculation.drafters import DRAFTERS
@@ -339,6 +340,26 @@ def test_a_session_that_the_server_ends_is_not_taken_up_again(
             assert proxy.connections == before
         finally:
             proxy.close()
+
+
+@pytest.mark.parametrize("code", [1001, 1009, 1011, 1012, 4400])
+def test_a_device_tries_no_other_link_where_the_server_closes_for_good(
+    device: Device, monkeypatch: pytest.MonkeyPatch, port: int, code: int
+) -> None:
+    async def closed(self: VerifyEndpoint, link: DeviceLink, *_: Any) -> None:
+        await link._websocket.close(code)
+
+    proxy = Proxy(port)
+    try:
+        made = device(proxy.port)
+        stream = made.stream(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True), gamma=2)
+        next(stream)
+        monkeypatch.setattr(VerifyEndpoint, "_verify", closed)
+        with pytest.raises(LinkError, match=rf"code {code}; \d+ tokens.*were kept"):
+            stream.finish()
+        assert proxy.connections == 1
+    finally:
+        proxy.close()
 
 
 def test_what_cannot_cross_the_link_is_refused_by_name(device: Device) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as open_websocket
 
@@ -34,7 +35,9 @@ from specrt.remote.frames import (
     VerdictFrame,
     close_reason,
 )
-from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
+from specrt.serve.admission import Admission
+from specrt.serve.metrics import ServerMetrics
+from specrt.serve.verify_sessions import RESUMABLE, VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import byte_level
@@ -242,6 +245,30 @@ def test_a_frame_that_comes_twice_or_late_is_answered_as_the_first_time(
     one.propose(4, (5, 6))
     assert one.text == right[: len(one.text)]
     assert len(one.text) > base + 7
+
+
+def test_a_server_told_in_time_decodes_on_and_ignores_it_behind_the_end(
+    home: Generator, client: Connect
+) -> None:
+    right = [*PROMPT, *expected(home)]
+    one = client()
+    for _ in range(2):  # the link is fit for another session
+        one.begin()
+        base = len(one.text)
+        for at in (base, base + 4, base + 8):  # all before the first is answered
+            one.wire.send(ProposalFrame(1, at, 4).pack())
+        while len(one.text) < base + 12:
+            one.take(one.verdict(), ProposalFrame(1, len(one.text), 4))
+        one.wire.send(ProposalFrame(1, base + 12, 100).pack())
+        one.wire.send(ProposalFrame(1, len(right), 4).pack())
+        while len(one.text) < len(right):
+            one.take(one.verdict(), ProposalFrame(1, len(one.text), 4))
+        assert one.message("done")["tokens"] == len(right) - len(PROMPT)
+        assert one.text == right
+
+
+def test_a_server_that_decoded_nothing_yet_knows_what_a_step_takes(client: Connect) -> None:
+    assert client().welcome["step_us"] > 0
 
 
 def test_a_link_that_broke_is_taken_up_again_anywhere(home: Generator, client: Connect) -> None:
@@ -454,6 +481,45 @@ def test_a_server_that_ends_its_sessions_says_so(tokenizer: Tokenizer) -> None:
             sessions.close()
             one.wire.send(ProposalFrame(1, 6, 1).pack())
             assert one.refusal()[0] == Close.GONE
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 1011, 1012, 1013, 3000, 4400])
+def test_a_device_may_come_back_behind_some_codes_alone(
+    sessions: VerifyEndpoint, client: Connect, code: int
+) -> None:
+    one = client()
+    token = one.begin()["session"]
+    one.wire.close(code)
+    until(lambda: sessions.links == 0)
+    other = client()
+    again = {"type": "hello", "protocol": PROTOCOL, "session": token, "length": len(PROMPT)}
+    other.wire.send(json.dumps(again))
+    if code in RESUMABLE:
+        assert other.message("ready")["session"] == token
+    else:
+        assert other.refusal()[0] == Close.UNKNOWN_SESSION
+
+
+def test_a_session_counts_as_running_while_it_holds_a_row(tokenizer: Tokenizer) -> None:
+    with rows(packed, 1, tokenizer) as home:
+        sessions = VerifyEndpoint(home)
+        metrics = ServerMetrics("specrt", "toy", Admission(1, 8), 100)
+        metrics.devices = sessions
+
+        def gauge(name: str) -> float:
+            families = text_string_to_metric_families(metrics.exposition().decode())
+            return next(s.value for f in families for s in f.samples if s.name == f"specrt_{name}")
+
+        with served(sessions) as port, closing(Client(port, tokenizer)) as one:
+            assert gauge("num_requests_running") == 0
+            one.begin(want=20)
+            until(lambda: gauge("num_requests_running") == 1)
+            assert gauge("kv_cache_usage_perc") > 0
+            # It waits for its device, so another text takes the only row.
+            home.generate(PROMPT[::-1], SamplingParams(max_tokens=30, ignore_eos=True))
+            until(lambda: gauge("num_requests_running") == 0)
+            assert gauge("num_requests_waiting") == 0
+            assert gauge("verify_sessions") == 1
 
 
 def cut_session(port: int, tokenizer: Tokenizer, *, midway: bool) -> None:

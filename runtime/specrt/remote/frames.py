@@ -34,6 +34,7 @@ class Close(IntEnum):
     GONE = 1001
     TOO_BIG = 1009
     FAILED = 1011
+    RESTARTS = 1012
     REFUSED = 4400
     UNKNOWN_SESSION = 4404
     IDLE = 4408

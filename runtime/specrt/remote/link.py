@@ -27,7 +27,7 @@ from specrt.remote.frames import (
 _POLL_S = 0.2
 """How soon a cancelled request is noticed."""
 
-_ENDING = (Close.GONE, Close.TOO_BIG, Close.FAILED, *range(4400, 4500))
+_ENDING = (Close.GONE, Close.TOO_BIG, Close.FAILED, Close.RESTARTS, *range(4400, 4500))
 """Close codes behind which to try again is useless for this link."""
 
 
@@ -145,7 +145,8 @@ class Link:
         except ConnectionClosed as error:
             closed = error.rcvd
             if closed is not None and closed.code in _ENDING:
-                raise LinkError(f"the server ended the session: {closed.reason}") from None
+                reason = closed.reason or f"it closed the link with code {closed.code}"
+                raise LinkError(f"the server ended the session: {reason}") from None
             raise BrokenError(str(error)) from None
         except OSError as error:
             raise BrokenError(str(error)) from None
@@ -236,6 +237,8 @@ class LinkPool:
         self._closed = False
         self.trip_ns = 0.0
         """What the link takes of a round, there and back; 0 until that is known."""
+        self.streams = True
+        """Whether the server was last asked to decode alone; a text begins as others went on."""
         link, self.welcome = self._open_patiently(lambda: True)
         self.note_trip(link.ping_ns())
         self.give_back(link)

@@ -49,11 +49,13 @@ from specrt.speculation.round import (
     speculate,
 )
 
-PLAIN_RUN = 1024
-"""Most tokens that the server decodes alone before the device may draft again."""
+RUN_TRIPS = 2
+"""How many times the link's delay the server decodes on for, alone, while the device weighs whether
+to draft: so it is told to go on before it would have to wait."""
 
-RUN_TRIPS = 4
-"""How many times the link's delay such a run takes at least, so that the delay is a small part."""
+BACK_SHARE = 0.25
+"""Part of the link's delay that each draft counts for the way back to a server that goes on alone:
+a text stays easy for some rounds alone."""
 
 _MOST_WANT = 0xFFFF
 
@@ -124,6 +126,7 @@ def _costs(server: LinkPool) -> Costs | None:
     if not welcome.step_us or not trip_ns:
         return None
     assumed, step_ns = Costs.assume(max(welcome.gammas)), 1e3 * welcome.step_us
+    trip_ns *= 1.0 + BACK_SHARE
     verify_ns = [step_ns, *(trip_ns + step_ns * steps for steps in assumed.verify_ns[1:])]
     return Costs(tuple(verify_ns), tuple(step_ns * steps for steps in assumed.draft_ns))
 
@@ -136,7 +139,8 @@ def _rounds(
     alone = 0 in (counts.gamma, max(models.gammas)) or counts.drafter == NO_DRAFTER
     with closing(RemoteTarget(server, request)) as target:
         # The token behind the first tells what one costs that the server decodes alone.
-        target.begin(wire_params(request), _MOST_WANT if alone else 1 + (counts.gamma == AUTO))
+        first = 1 + max(1, target.run_ahead * server.streams) if counts.gamma == AUTO else 1
+        target.begin(wire_params(request), _MOST_WANT if alone else first)
         request.limit = target.limit
         if target.seed is not None:
             request.completion.seed, request.noise = target.seed, Noise(target.seed)
@@ -212,7 +216,7 @@ class RemoteTarget:
     def __init__(self, server: LinkPool, request: Request) -> None:
         self._server = server
         self._request = request
-        self._gamma_max = max(server.welcome.gammas)
+        self.gamma_max = max(server.welcome.gammas)
         self.max_gamma = 0
         """Most tokens that are worth drafting: none while more of the text is under way."""
         self._link: Link | None = None
@@ -223,8 +227,10 @@ class RemoteTarget:
         self._asked = ProposalFrame(0, self._prompt, 1)
         """What the server answers now, or answered last."""
         self._asked_ns = 0
-        self._run = 1
-        """How many tokens the server decodes alone when it is asked to next."""
+        self._drains = False
+        """Whether the device will draft, once what the server decodes alone was read."""
+        self.left_run = False
+        """Whether the device drafted last, and before that the server decoded alone."""
         self._finish = 0
         self.seed: int | None = None
         """What the server draws with; None where it does not tell."""
@@ -276,7 +282,7 @@ class RemoteTarget:
         most = min(len(ids), len(known) - 1)  # where the text ends, its last token is the next one
         accepted = next((i for i in range(most) if ids[i] != known[i]), most)
         more = max(self._end, len(self._text)) > base + accepted + 1
-        self.max_gamma = 0 if more else self._gamma_max
+        self.max_gamma = 0 if more else self.gamma_max
         return Verdict(accepted, known[accepted])
 
     def close(self) -> None:
@@ -288,16 +294,40 @@ class RemoteTarget:
     def _goes_on(self) -> bool:
         return not self._request.cancelled
 
+    @property
+    def run_ahead(self) -> int:
+        """How many tokens the server decodes alone while it is told to go on; 0 on a quick link."""
+        plain_ns = self.plain_ns or 1e3 * self._server.welcome.step_us
+        trips = RUN_TRIPS * self._server.trip_ns / plain_ns if plain_ns else 0.0
+        return int(min(trips, _MOST_WANT // 2))
+
+    @property
+    def trip_ns(self) -> float:
+        """What the link takes of a round."""
+        return self._server.trip_ns
+
+    def weighs(self) -> bool:
+        """Tell whether it is time to let the server go on alone, or else to draft."""
+        run = self._end - len(self._text)
+        return not (self._asked.ids or self._finish or self._drains) and 0 < run <= self.run_ahead
+
+    def go_on(self, alone: bool) -> None:
+        """Let the server decode on alone, which it does; or draft once that is read."""
+        self._drains = not alone
+        asked, end = self._asked, self._end
+        want = min(self.run_ahead, self.limit - end)
+        if alone and want > 0:
+            with suppress(LinkError):  # it is told again when the answer is heard
+                self._send(ProposalFrame(asked.round, end, want))
+            self._asked = replace(asked, want=end + want - asked.base)
+
     def _next(self, base: int, ids: Sequence[int]) -> ProposalFrame:
-        """Return the next proposal; runs of the server alone become longer, until one drafts."""
-        number = self._asked.round + 1
+        """Return the next proposal."""
+        number, self._drains = self._asked.round + 1, False
+        self._server.streams, self.left_run = not ids, bool(ids) and not self._asked.ids
         if ids:
-            self._run = 1
             return ProposalFrame(number, base, 1, ids)
-        least = RUN_TRIPS * self._server.trip_ns / self.plain_ns if self.plain_ns else 1
-        self._run = min(max(self._run, int(least)), PLAIN_RUN)
-        want, self._run = min(self._run, self.limit - base), 2 * self._run
-        return ProposalFrame(number, base, want)
+        return ProposalFrame(number, base, min(max(1, 2 * self.run_ahead), self.limit - base))
 
     def _begun(self, hello: str, *, fresh: bool, reason: str = "") -> dict[str, Any]:
         """Return what the server answers to a `hello`, which is sent again where a link breaks.
@@ -318,6 +348,9 @@ class RemoteTarget:
     def _ask(self, propose: ProposalFrame) -> None:
         """Send a proposal; where the link broke that is noticed when the answer is heard."""
         self._asked, self._asked_ns = propose, perf_counter_ns()
+        self._send(propose)
+
+    def _send(self, propose: ProposalFrame) -> None:
         if self._link is not None:
             try:
                 self._link.send(propose.pack())
@@ -403,8 +436,9 @@ class RemoteTarget:
 class LinkedDrafter:
     """A drafter whose proposals go over a link.
 
-    A plain round is taken to cost what the server takes for a token: it decodes several of them
-    alone, so that the link's delay is not part of each.
+    A plain round is taken to cost what the server takes for a token: it goes on alone, told so in
+    time, so that the link's delay is part of none. To let it go on alone again behind drafts takes
+    the delay once more: a draft is taken to cost a share of that, the first behind a run all.
     """
 
     def __init__(self, inner: Drafter, target: RemoteTarget, most: float) -> None:
@@ -415,13 +449,21 @@ class LinkedDrafter:
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Return what the drafter proposes, nothing while there is no room."""
-        room = int(min(room, self._most - len(tokens)))
-        if room <= 0:
-            return NOTHING
-        return (yield from self._inner.propose(tokens, room))
+        target = self._target
+        left = int(min(self._most, target.limit - 1) - len(tokens))
+        if room <= 0 and target.weighs():
+            ahead = min(left, target.gamma_max)
+            proposal = (yield from self._inner.propose(tokens, ahead)) if ahead > 0 else NOTHING
+            target.go_on(alone=not proposal.tokens)
+        room = min(room, left)
+        return (yield from self._inner.propose(tokens, room)) if room > 0 else NOTHING
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Let the drafter learn."""
-        if not round_.drafted and self._target.plain_ns:
-            round_ = round_._replace(verify_ns=int(self._target.plain_ns))
+        target = self._target
+        if not round_.drafted and target.plain_ns:
+            round_ = round_._replace(verify_ns=int(target.plain_ns))
+        elif round_.drafted:
+            back = target.trip_ns * (1.0 if target.left_run else BACK_SHARE)
+            round_ = round_._replace(verify_ns=int(round_.verify_ns + back))
         self._inner.observe(tokens, round_)

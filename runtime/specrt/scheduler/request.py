@@ -185,6 +185,8 @@ class Request:
     done: bool = False
     submitted: bool = False
     """Whether it waits for a slot, or has waited."""
+    has_slot: bool = False
+    """Whether it holds one now, of those with which it began or went on."""
     cancelled: bool = False
     """Whether it was cancelled or dropped."""
     prefixes: dict[int, CommonPrefix] = field(default_factory=dict)

@@ -63,12 +63,15 @@ class Slot:
         self.tokens, self.begin = request.tokens, len(request.tokens)
         self.caches = request.caches
         self.request = request
+        request.has_slot = True
         self.used = used
 
     def release(self) -> None:
         """Drop the request; what the buffers hold of its text stays."""
         most = 0 if self.forgotten else len(self.tokens)
         caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
+        if self.request is not None:
+            self.request.has_slot = False
         # At once: no call is between these, in which a signal's handler could raise.
         self.caches, self.forgotten, self.request = caches, False, None
 

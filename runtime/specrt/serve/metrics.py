@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -20,11 +20,52 @@ _ITL_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1
 _E2E_S = (0.05, 0.1, 0.3, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480)
 
 
+COUNTERS = {
+    "prompt_tokens": "Tokens of prompts.",
+    "prompt_tokens_cached": "Tokens of prompts that the KV buffers held already.",
+    "generation_tokens": "Tokens generated.",
+    "spec_decode_num_drafts": "Rounds in which tokens were drafted.",
+    "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens accepted.",
+    "spec_decode_fallbacks": "Completions that went on without their drafter.",
+    "verify_rounds": "Rounds of devices' sessions in which tokens were drafted.",
+    "verify_draft_tokens": "Tokens that devices drafted.",
+    "verify_accepted_tokens": "Tokens accepted that devices drafted.",
+}
+
+LABELLED = {
+    "spec_decode_num_accepted_tokens_per_pos": (
+        "position", "Drafted tokens accepted, by their position in the draft.",
+    ),
+    "spec_decode_gamma": ("gamma", "Rounds, by the number of tokens drafted in them."),
+    "request_success": ("finished_reason", "Completions that ended, by their finish reason."),
+    "request_refused": ("status", "Requests refused, by their HTTP status."),
+}  # fmt: skip
+"""Counters with a label of their own."""
+
+HISTOGRAMS = {
+    "time_to_first_token_seconds": (_TTFT_S, "From the request to its first token."),
+    "inter_token_latency_seconds": (
+        _ITL_S, "The time of a round over the tokens it emitted, once for each of them.",
+    ),
+    "e2e_request_latency_seconds": (_E2E_S, "From the request to its last token."),
+    "request_queue_time_seconds": (_TTFT_S, "The wait for a row."),
+}  # fmt: skip
+
+
 class DeviceSessions(Protocol):
     """Devices that draft, and the sessions they have here."""
 
     def __len__(self) -> int:
         """Return how many sessions are open."""
+
+    @property
+    def running(self) -> Sequence[Completion]:
+        """The texts that hold a row."""
+
+    @property
+    def waiting(self) -> int:
+        """How many sessions wait for a row, not for their device."""
 
     @property
     def links(self) -> int:
@@ -43,88 +84,47 @@ class ServerMetrics:
         self._model = model
         self._admission = admission
         self._kv_positions = kv_positions
-        labels = ("model_name",)
-
-        def counter(name: str, text: str) -> Counter:
-            made = Counter(self._begin + name, text, labels, registry=self._registry)
-            return made.labels(model)
-
-        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            made = Histogram(
-                self._begin + name, text, labels, registry=self._registry, buckets=[*buckets]
-            )
-            return made.labels(model)
-
-        self._prompt = counter("prompt_tokens", "Tokens of prompts.")
-        self._cached = counter(
-            "prompt_tokens_cached", "Tokens of prompts that the KV buffers held already."
-        )
-        self._generated = counter("generation_tokens", "Tokens generated.")
-        self._rounds = counter("spec_decode_num_drafts", "Rounds in which tokens were drafted.")
-        self._drafted = counter("spec_decode_num_draft_tokens", "Tokens drafted.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
-        self._fallbacks = counter(
-            "spec_decode_fallbacks", "Completions that went on without their drafter."
-        )
-        self._per_position = Counter(
-            self._begin + "spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens accepted, by their position in the draft.",
-            (*labels, "position"), registry=self._registry,
-        )  # fmt: skip
-        self._gamma = Counter(
-            self._begin + "spec_decode_gamma",
-            "Rounds, by the number of tokens drafted in them.",
-            (*labels, "gamma"), registry=self._registry,
-        )  # fmt: skip
-        self._ended = Counter(
-            self._begin + "request_success",
-            "Completions that ended, by their finish reason.",
-            (*labels, "finished_reason"), registry=self._registry,
-        )  # fmt: skip
-        self._refused = Counter(
-            self._begin + "request_refused", "Requests refused, by their HTTP status.",
-            (*labels, "status"), registry=self._registry,
-        )  # fmt: skip
-        self._ttft = histogram(
-            "time_to_first_token_seconds", "From the request to its first token.", _TTFT_S
-        )
-        self._itl = histogram(
-            "inter_token_latency_seconds",
-            "The time of a round over the tokens it emitted, once for each of them.", _ITL_S,
-        )  # fmt: skip
-        self._e2e = histogram(
-            "e2e_request_latency_seconds", "From the request to its last token.", _E2E_S
-        )
-        self._queued = histogram("request_queue_time_seconds", "The wait for a row.", _TTFT_S)
-        self._device_rounds = counter(
-            "verify_rounds", "Rounds of devices' sessions in which tokens were drafted."
-        )
-        self._device_drafted = counter("verify_draft_tokens", "Tokens that devices drafted.")
-        self._device_accepted = counter(
-            "verify_accepted_tokens", "Tokens accepted that devices drafted."
-        )
         self.devices: DeviceSessions | None = None
         """Those that draft for this target, where they may."""
+        self._count = {name: self._counter(name, text) for name, text in COUNTERS.items()}
+        self._count_by = {
+            name: self._family(Counter, name, text, label)
+            for name, (label, text) in LABELLED.items()
+        }
+        self._times = {
+            name: self._family(Histogram, name, text, buckets=buckets).labels(model)
+            for name, (buckets, text) in HISTOGRAMS.items()
+        }
         self._registry.register(self)
+
+    def _family(self, kind: Any, name: str, text: str, *more: str, **options: Any) -> Any:
+        """Return a metric with the model's name and more as labels."""
+        labels = ("model_name", *more)
+        return kind(self._begin + name, text, labels, registry=self._registry, **options)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        made: Counter = self._family(Counter, name, text).labels(self._model)
+        return made
 
     def collect(self) -> Iterable[Metric]:
         """Read the gauges as they are now."""
-        admission = self._admission
+        admission, devices = self._admission, self.devices
         live = [stream.completion for stream in [*admission.live]]
-        held = sum(
-            c.prompt_tokens + len(c.token_ids) for c in live if c.timings.taken_ns is not None
-        )
+        of_devices = devices.running if devices is not None else ()
+        waiting = admission.waiting + (devices.waiting if devices is not None else 0)
+        running = [*(c for c in live if c.timings.taken_ns is not None), *of_devices]
+        held = sum(c.prompt_tokens + len(c.token_ids) for c in running)
         values = {
-            "num_requests_running": ("Completions that have a row.", admission.running),
-            "num_requests_waiting": ("Completions that wait for a row.", admission.waiting),
+            "num_requests_running": ("Completions that have a row.", len(running)),
+            "num_requests_waiting": ("Completions that wait for a row.", waiting),
             "kv_cache_usage_perc": (
                 "Share of the KV positions of all rows that running completions use, 0 to 1.",
                 held / self._kv_positions,
             ),
         }
-        if self.devices is not None:
-            values["verify_sessions"] = ("Open sessions of devices.", len(self.devices))
-            values["verify_links"] = ("Open WebSockets of devices.", self.devices.links)
+        if devices is not None:
+            values["verify_sessions"] = ("Open sessions of devices.", len(devices))
+            values["verify_links"] = ("Open WebSockets of devices.", devices.links)
         for name, (text, value) in values.items():
             family = GaugeMetricFamily(self._begin + name, text, labels=["model_name"])
             family.add_metric([self._model], value)
@@ -136,39 +136,45 @@ class ServerMetrics:
 
     def refuse(self, status: int) -> None:
         """Count a request that was refused."""
-        self._refused.labels(self._model, status).inc()
+        self._count_by["request_refused"].labels(self._model, status).inc()
 
     def first_token(self, completion: Completion) -> None:
         """Note the first tokens of a completion."""
         timings = completion.timings
-        self._prompt.inc(completion.prompt_tokens)
-        self._cached.inc(completion.cached_tokens)
-        self._queued.observe(timings.queue_ms / 1e3)
-        self._ttft.observe((timings.queue_ms + timings.ttft_ms) / 1e3)
+        self._count["prompt_tokens"].inc(completion.prompt_tokens)
+        self._count["prompt_tokens_cached"].inc(completion.cached_tokens)
+        self._times["request_queue_time_seconds"].observe(timings.queue_ms / 1e3)
+        self._times["time_to_first_token_seconds"].observe(
+            (timings.queue_ms + timings.ttft_ms) / 1e3
+        )
 
     def round(self, round_: Round, seconds: float, emitted: int) -> None:
         """Note a round after the first: how long it took, and how many tokens it delivered."""
         for _ in range(emitted):
-            self._itl.observe(seconds / emitted)
-        self._gamma.labels(self._model, round_.drafted).inc()
+            self._times["inter_token_latency_seconds"].observe(seconds / emitted)
+        self._count_by["spec_decode_gamma"].labels(self._model, round_.drafted).inc()
         if round_.drafted:
-            self._rounds.inc()
-            self._drafted.inc(round_.drafted)
-            self._accepted.inc(round_.accepted)
+            self._count["spec_decode_num_drafts"].inc()
+            self._count["spec_decode_num_draft_tokens"].inc(round_.drafted)
+            self._count["spec_decode_num_accepted_tokens"].inc(round_.accepted)
             for position in range(round_.accepted):
-                self._per_position.labels(self._model, position).inc()
+                self._count_by["spec_decode_num_accepted_tokens_per_pos"].labels(
+                    self._model, position
+                ).inc()
 
     def device_round(self, round_: Round) -> None:
         """Note a round of a device's session, from any thread."""
         if round_.drafted:
-            self._device_rounds.inc()
-            self._device_drafted.inc(round_.drafted)
-            self._device_accepted.inc(round_.accepted)
+            self._count["verify_rounds"].inc()
+            self._count["verify_draft_tokens"].inc(round_.drafted)
+            self._count["verify_accepted_tokens"].inc(round_.accepted)
 
     def end(self, completion: Completion, seconds: float) -> None:
         """Note a completion that is over, however it ended."""
-        self._generated.inc(len(completion.token_ids))
-        self._e2e.observe(seconds)
-        self._ended.labels(self._model, completion.finish_reason or "abort").inc()
+        self._count["generation_tokens"].inc(len(completion.token_ids))
+        self._times["e2e_request_latency_seconds"].observe(seconds)
+        self._count_by["request_success"].labels(
+            self._model, completion.finish_reason or "abort"
+        ).inc()
         if completion.speculation.fallback is not None:
-            self._fallbacks.inc()
+            self._count["spec_decode_fallbacks"].inc()

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from starlette.websockets import WebSocket
 
 from specrt.aio import PacedStream
+from specrt.completion import Completion
 from specrt.errors import CapacityError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -40,8 +42,12 @@ from specrt.speculation.round import NOTHING, Passes, Proposal, Round
 AHEAD = 8
 """Tokens that are decoded alone before those in front of them are sent."""
 
-RESUMABLE = (1001, 1005, 1006, 1011, 1012, 1013, 1014)
-"""Codes of a link that broke; with others the device, or the protocol, ended its session."""
+TIMED, TIMED_S = 6, 1.0
+"""Tokens that show what one takes, and the most time for them."""
+
+RESUMABLE = (1001, 1005, 1006, 1013, 1014)
+"""Codes with which a device, or what is between, may leave a link and come back; with others its
+session ends."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,12 @@ class VerifySession:
         """Whether the text has ended."""
         return self.stream.since(len(self.stream.prompt))[1]
 
+    def answers(self, propose: ProposalFrame) -> bool:
+        """Whether a proposal needs an answer: not to decode on behind the end, told in `done`."""
+        last = len(self.stream.prompt) + len(self.stream.completion.token_ids)
+        ended = self.over and self.stream.completion.finish_reason is not None
+        return not (ended and not propose.ids and last <= propose.base <= self.stream.limit)
+
     def check(self, propose: ProposalFrame, vocabulary: int, gamma_max: int) -> None:
         """Refuse a proposal that no device makes that follows the protocol.
 
@@ -174,6 +186,17 @@ class VerifyEndpoint:
         return self._beginning + sum(not session.over for session in self._sessions.values())
 
     @property
+    def running(self) -> list[Completion]:
+        """The texts that hold a row."""
+        streams = [session.stream for session in list(self._sessions.values())]
+        return [stream.completion for stream in streams if stream.has_row]
+
+    @property
+    def waiting(self) -> int:
+        """How many sessions wait for a row, not for their device."""
+        return sum(session.stream.waits_for_row for session in list(self._sessions.values()))
+
+    @property
     def links(self) -> int:
         """How many WebSockets are open."""
         return len(self._links)
@@ -207,6 +230,7 @@ class VerifyEndpoint:
             self._drop(session)
 
     async def _serve(self, link: DeviceLink) -> None:
+        await self._time_a_step()
         await link.send(self._welcome())
         session: VerifySession | None = None
         while True:
@@ -223,8 +247,19 @@ class VerifyEndpoint:
                 raise FrameError("a binary frame came before `hello`; begin with that")
             else:
                 propose = ProposalFrame.unpack(frame)
+                if not session.answers(propose):
+                    continue
                 session.check(propose, self._vocabulary, self._gammas[-1])
                 await self._verify(link, session, propose)
+
+    async def _time_a_step(self) -> None:
+        """Decode a few tokens alone where nothing has told yet what one takes."""
+        if self._step_us or self._draining():
+            return
+        with suppress(SpecrtError, asyncio.TimeoutError):  # rows may be taken: devices find out
+            few = SamplingParams(max_tokens=TIMED, ignore_eos=True)
+            done = await asyncio.wait_for(self._generator.agenerate([0], few, gamma=0), TIMED_S)
+            self._step_us = self._step_us or 1e3 * done.timings.itl_ms
 
     def _welcome(self) -> str:
         """Return what a device has to know before it begins."""
@@ -278,7 +313,12 @@ class VerifyEndpoint:
         self._beginning += 1
         try:  # in a thread: a large grammar takes a while to compile
             stream = await asyncio.to_thread(
-                self._generator.paced, prompt, params, drafter, parse_special=special
+                self._generator.paced,
+                prompt,
+                params,
+                drafter,
+                name=drafter.SOURCE,
+                parse_special=special,
             )
         finally:
             self._beginning -= 1
