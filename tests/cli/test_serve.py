@@ -53,6 +53,7 @@ def test_a_signal_lets_what_runs_end(codelet: Path, number: int) -> None:
         client.stream("POST", "/v1/completions", json=body) as answer,
     ):
         assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert client.get("/v1/models").json()["data"][0]["specrt"]["backend"] == "ort-cpu"
         lines = answer.iter_lines()
         next(lines)
         process.send_signal(number)

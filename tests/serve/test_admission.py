@@ -122,7 +122,10 @@ def test_many_clients_that_go_away_leave_nothing(toy: Live) -> None:
     assert toy.post(TEXT, **LONG)["choices"][0]["text"] == wanted
 
 
-def test_others_are_answered_while_a_long_text_is_tokenized(toy: Live) -> None:
+def test_others_are_answered_while_a_long_text_is_tokenized(
+    toy: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy.service, "context", 2_000_000)
     text = "a b c " * 300_000
     with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=toy.url) as other:
         asked = pool.submit(other.post, "/tokenize", json={"prompt": text}, timeout=60)
@@ -181,6 +184,7 @@ def test_metrics_count_what_was_done(tokenizer: Tokenizer) -> None:
         told = live.post(TEXT, **LONG, gamma=4)
         live.http.post(TEXT, json={**LONG, "gamma": 4, "stream": True})
         live.refusal(TEXT, 400, prompt="x", temperature=-1)
+        until(lambda: not live.service.admission.live)
         counts = told["metrics"]["specrt"]
         seen = metrics(live)
         assert seen["vllm:prompt_tokens_total"] == 4

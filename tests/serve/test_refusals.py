@@ -80,6 +80,34 @@ def test_a_prompt_far_over_the_limit_is_refused_before_it_is_tokenized(
     assert "4000000 characters" in real.refusal(TEXT, 400, prompt="a b " * 1_000_000)
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["longest token known", "unknown"])
+def test_a_text_that_cannot_fit_is_not_tokenized(
+    toy: Live, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    tokenizer = toy.service.generator.tokenizer
+    if not told:
+        monkeypatch.setattr(tokenizer, "fewest", lambda _: 0)
+    over = "a" * (toy.service.context * 300)
+    assert toy.post("/tokenize", prompt="a" * 200)["count"] > toy.service.context
+    monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
+    conversation = [{"role": "user", "content": over}]
+    for path, body in {
+        "/tokenize": {"content": over},
+        "/v1/messages/count_tokens": {"messages": conversation},
+        TEXT: {"prompt": ["a", over]},
+        "/v1/messages": {"messages": conversation, "max_tokens": 1},
+    }.items():
+        assert "send less" in toy.refusal(path, 400, **body)
+
+
+def test_the_model_and_the_page(real: Live) -> None:
+    (model,) = real.http.get("/v1/models").json()["data"]
+    assert {"backend", "gammas", "drafters", "rows"} <= set(model["specrt"])
+    headers = real.http.get("/").headers
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
 def test_other_models_and_paths_are_404(toy: Live) -> None:
     assert "'toy'" in toy.refusal(TEXT, 404, prompt="x", model="gpt-4")
     assert toy.http.get("/v1/models/gpt-4").json()["error"]["code"] == "model_not_found"

@@ -37,6 +37,11 @@ from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_templa
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
 """Paths that need no key."""
 
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "frame-ancestors 'none'",  # the rest of it is the page's own
+    "X-Content-Type-Options": "nosniff",
+}
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -79,11 +84,13 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
     generator = load(
         folder, threads=options.threads, owns_process=options.owns_process, text_memory_bytes=0
     )
+    manifest = read_manifest(folder)
     service = Service(
         generator,
         options.name or folder.resolve().name,
         template=template,
-        fingerprint=f"b{read_manifest(folder).files[TOKENIZER].sha256[:12]}",
+        fingerprint=f"b{manifest.files[TOKENIZER].sha256[:12]}",
+        backend=manifest.backend_of(manifest.target),
         max_queue=options.max_queue,
         metrics_prefix=options.metrics_prefix,
     )
@@ -152,8 +159,8 @@ def status_routes(service: Service) -> APIRouter:
     page = files("specrt.serve").joinpath("page.html")
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def index() -> str:
-        return page.read_text(encoding="utf-8")
+    async def index() -> Response:
+        return HTMLResponse(page.read_text(encoding="utf-8"), headers=_PAGE_HEADERS)
 
     @router.get("/health")
     async def health() -> dict[str, str]:
@@ -200,7 +207,7 @@ def model_routes(service: Service) -> APIRouter:
     def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Return the tokens of a text, or of a conversation."""
         if body.messages is not None:
-            ids = tokenizer.encode(service.render(body.messages))
+            ids = service.tokens_of(service.render(body.messages))
         else:
             text = body.prompt if body.prompt is not None else body.content
             if text is None:
@@ -208,7 +215,7 @@ def model_routes(service: Service) -> APIRouter:
             default = body.prompt is not None  # llama.cpp's field adds none
             given = (body.add_special_tokens, body.add_special)
             special = next((one for one in given if one is not None), default)
-            ids = tokenizer.encode(text, special=special) if text else []
+            ids = service.tokens_of(text, special=special) if text else []
         tokens = (
             [{"id": token, "piece": tokenizer.piece(token)} for token in ids]
             if body.with_pieces

@@ -311,7 +311,7 @@ def messages_routes(service: Service) -> APIRouter:
         chat = body.chat()
         use = tool_use(chat)
         prompt = await to_thread(service.render, chat.messages, use.described)
-        ids = await to_thread(service.generator.tokenizer.encode, prompt)
+        ids = await to_thread(service.tokens_of, prompt)
         return {"input_tokens": len(ids)}
 
     return router

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from specrt.aio import AsyncStream
 from specrt.completion import Chunk, Completion
-from specrt.errors import RequestError
+from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
@@ -25,6 +25,9 @@ from specrt.text.detokenizer import DraftedSpans
 from specrt.text.tokenizer import ChatPrompt
 
 log = logging.getLogger("specrt.serve")
+
+_WORD = 256
+"""Characters that a token is taken to have at most, where the tokenizer does not tell it."""
 
 _MOST_UNKNOWN = 100
 """Names of fields that are logged: they are the clients' own words."""
@@ -53,6 +56,7 @@ class Service:
         *,
         template: ChatTemplate | None = None,
         fingerprint: str = "",
+        backend: str = "",
         max_queue: int = 64,
         metrics_prefix: str = "specrt",
     ) -> None:
@@ -60,6 +64,7 @@ class Service:
         self.name = name
         self.template = template
         self.fingerprint = fingerprint
+        self.backend = backend
         self.created = int(time())
         self._unknown: set[str] = set()
         """Names of fields that were logged."""
@@ -100,6 +105,7 @@ class Service:
             "max_model_len": self.context,
             "specrt": {
                 "chat": self.template is not None,
+                "backend": self.backend or None,
                 "gammas": list(models.gammas),
                 "gamma": models.gamma,
                 "drafters": list(available_drafters(has_model=models.draft is not None)),
@@ -107,6 +113,22 @@ class Service:
                 "rows": self.generator.rows,
             },
         }
+
+    def tokens_of(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, which may have more than the context but not many more.
+
+        Raises: CapacityError for one that is far too long, before it is tokenized.
+        """
+        self._require_room(text)
+        return self.generator.tokenizer.encode(text, special=special)
+
+    def _require_room(self, text: str) -> None:
+        fewest = max(self.generator.tokenizer.fewest(text), len(text) // _WORD)
+        if fewest > self.context:
+            raise CapacityError(
+                f"the text has {len(text)} characters, which cannot fit the context of "
+                f"{self.context} tokens; send less"
+            )
 
     async def begin(
         self, prompts: Sequence[Prompt], params: SamplingParams, **options: Any
@@ -161,6 +183,9 @@ class Service:
         self, prompts: Sequence[Prompt], params: SamplingParams, options: dict[str, Any]
     ) -> tuple[list[list[int]], list[AsyncStream]]:
         generator = self.generator
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._require_room(prompt)
         ids = [prompt_tokens(p, generator.tokenizer, generator.models.target) for p in prompts]
         return ids, [s for one in ids for s in generator.astreams(one, params, **options)]
 
