@@ -176,6 +176,7 @@ def _outcome(
         specrt.SamplingParams.of(**options),
         gamma=params["gamma"],
         drafter=params.get("drafter"),
+        memory_key=None,  # native code drafts from the text at hand alone
     )
     done, lines, ended = stream.completion, "", ""
     try:
