@@ -19,11 +19,11 @@ from pathlib import Path
 import specrt
 from specrt.bundle import (
     FILE_NAME,
-    FORMAT,
     Bundle,
     Manifest,
     ModelRecord,
     Provenance,
+    format_of,
     hash_file,
 )
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
@@ -211,7 +211,7 @@ def _manifest(
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return Manifest(
-        format=FORMAT,
+        format=format_of(*models.values()),
         name=recipe.name,
         backend=options.backend,
         precision=models["target"].precision,

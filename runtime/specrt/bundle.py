@@ -71,7 +71,11 @@ class Geometry:
         return 2 * self.layers * batch * self.kv_heads * max_length * self.head_dim * item_bytes
 
 
-FORMAT = 1
+FORMAT = 2
+"""Of bundles whose draft is a head or scores some of the entries only; others are of format 1."""
+
+KINDS = ("", "eagle3")
+"""Of models; see `ModelRecord.kind`."""
 
 FILE_NAME = "manifest.json"
 
@@ -172,6 +176,13 @@ class ModelRecord:
     """What runs it; the bundle's when empty."""
     bits: dict[str, str] | None = None
     """Of each part whose bits the build chose, what it is stored as."""
+    kind: str = ""
+    """`eagle3` for a head that drafts from the target's features; empty for a language model."""
+    features: Annotated[int, Interval(0, 10**6)] = 0
+    """Width of the features that a target leaves at each position for a head, or a head reads."""
+    vocab_map: str = ""
+    """The file with the target's id of each entry that a draft scores, int32 little-endian; empty
+    where it scores all of them."""
 
     @property
     def quantized(self) -> bool:
@@ -232,6 +243,11 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as JSON text."""
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def format_of(*models: ModelRecord) -> int:
+    """Return the format of a bundle with these models: the least that tells all of them."""
+    return FORMAT if any(model.kind or model.vocab_map for model in models) else 1
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -310,6 +326,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what does not fit together between fields that are fine by themselves."""
     m, ends = manifest, manifest.eos_token_ids
     listed = [m.target.engine, *([m.draft.engine] if m.draft else []), TOKENIZER]
+    listed += [model.vocab_map for model in m.models if model.vocab_map]
     vocab = m.target.geometry.vocab_size
     checks = [
         (m.batch > MOST_ROWS, f"batch is {m.batch}; expected 1 to {MOST_ROWS}"),
@@ -320,6 +337,14 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
         (any(r.quality and r.quality.top1 > 1 for r in m.models),
          "quality.top1 is above 1; expected a share"),
+        (any(r.kind not in KINDS for r in m.models),
+         f"kind is {short([r.kind for r in m.models])}; expected one of {short(KINDS)} each"),
+        (m.target.kind != "" or m.target.vocab_map != "",
+         "the target is a head or has a vocab_map; expected a language model"),
+        (m.draft is not None and m.draft.kind != ""
+         and not 0 < m.draft.features == m.target.features,
+         f"the head reads features of width {m.draft and m.draft.features}, and the target leaves "
+         f"{m.target.features}; expected one width of both"),
         (m.acceptance is not None and max(m.acceptance.before, m.acceptance.after) > 1,
          "acceptance is above 1; expected shares"),
         (max(ends, default=0) >= vocab,
