@@ -184,6 +184,11 @@ class ModelRecord:
     """The file with the target's id of each entry that a draft scores, int32 little-endian; empty
     where it scores all of them."""
 
+    def kv_bytes(self, batch: int, max_length: int) -> int:
+        """Return the bytes of all KV buffers, and of a target's features, when full."""
+        features = 0 if self.kind else 4 * batch * max_length * self.features
+        return self.geometry.kv_bytes(batch, max_length, self.kv_item_bytes) + features
+
     @property
     def quantized(self) -> bool:
         """Whether any weights share a scale."""
@@ -236,9 +241,7 @@ class Manifest:
 
     def kv_bytes(self) -> int:
         """Return the bytes of all KV buffers when every position is filled."""
-        return sum(
-            m.geometry.kv_bytes(self.batch, self.max_length, m.kv_item_bytes) for m in self.models
-        )
+        return sum(model.kv_bytes(self.batch, self.max_length) for model in self.models)
 
     def to_json(self) -> str:
         """Return the manifest as JSON text."""

@@ -11,10 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, SupportsIndex
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
 from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
-from specrt.engine.protocol import Engine, FusedRounds
+from specrt.engine.head_engine import TrimmedEngine
+from specrt.engine.protocol import Engine, FusedRounds, PackedEngine
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -86,6 +90,7 @@ def load(
         costs=tuning.costs if tuning else None,
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
+        head=manifest.draft is not None and manifest.draft.kind != "",
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
     return Generator(
@@ -124,9 +129,9 @@ def open_draft(
     manifest = opened.manifest
     tokenizer = Tokenizer(opened.file(TOKENIZER), bos_token_id, bytes(opened.held[TOKENIZER].data))
     draft, cores = manifest.draft, _cores(threads)
-    if draft is None:
-        told = f"{opened.path} has no draft model: n-gram lookup drafts"
-        return OpenedDraft(None, tokenizer, [told])
+    if draft is None or draft.kind:
+        lacks = "has no draft model" if draft is None else "has a head, which needs its target here"
+        return OpenedDraft(None, tokenizer, [f"{opened.path} {lacks}: n-gram lookup drafts"])
     backend = backend_of(manifest, draft)
     backend.check_versions(opened.path, manifest.versions)
     if owns_process:
@@ -200,7 +205,13 @@ def _open_model(
     bundle: Bundle, model: ModelRecord, threads: int, beside: Engine | None = None
 ) -> Engine:
     manifest = bundle.manifest
-    return open_engine(
+    if (model.kind or model.vocab_map) and not backend_of(manifest, model).heads:
+        raise BundleError(
+            f"{bundle.path} has a draft that is a head or scores some entries only, which "
+            f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
+            "whole draft model"
+        )
+    engine = open_engine(
         manifest.backend_of(model),
         bundle.file(model.engine),
         model.geometry,
@@ -211,6 +222,30 @@ def _open_model(
         threads=threads,
         beside=beside,
     )
+    if not model.vocab_map:
+        return engine
+    try:
+        assert isinstance(engine, PackedEngine), "backends that run heads pack rows"
+        return TrimmedEngine(engine, _scored_entries(bundle, model.vocab_map))
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _scored_entries(bundle: Bundle, name: str) -> NDArray[np.int32]:
+    """Return the ids that a trimmed draft scores.
+
+    Raises: BundleError for others than ids of the target's vocabulary, each once.
+    """
+    data, known = bytes(bundle.held[name].data), bundle.manifest.target.geometry.vocab_size
+    entries = np.frombuffer(data, "<i4", len(data) // 4)
+    sound = len(data) == 4 * len(entries) > 0 and np.all(np.diff(entries) > 0)
+    if not sound or entries[0] < 0 or entries[-1] >= known:
+        raise BundleError(
+            f"{bundle.file(name)} has no rising ids from 0 to {known - 1}; build the bundle again "
+            "with `specrt build RECIPE`"
+        )
+    return entries
 
 
 def _cores(threads: int | None) -> int:

@@ -68,6 +68,8 @@ class Backend:
     """Whether weights and KV buffers lie in main memory."""
     packs_rows: bool = False
     """Whether rows of different widths share one pass; see `PackedEngine`."""
+    heads: bool = False
+    """Whether it runs heads, and drafts that score some entries of the vocabulary only."""
     exact: bool = False
     """Whether a row has the same bits at every width, so that output is that of plain decoding."""
 
@@ -143,7 +145,7 @@ def notices(manifest: Manifest) -> list[str]:
 def host_bytes(manifest: Manifest) -> int:
     """Return the bytes of main memory that weights and full KV buffers take."""
     return sum(
-        m.weight_bytes + m.geometry.kv_bytes(manifest.batch, manifest.max_length, m.kv_item_bytes)
+        m.weight_bytes + m.kv_bytes(manifest.batch, manifest.max_length)
         for m in manifest.models
         if backend_of(manifest, m).host_memory
     )
@@ -151,17 +153,27 @@ def host_bytes(manifest: Manifest) -> int:
 
 def _open_ort_cpu(
     path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int, max_length: int,
-    max_width: int, threads: int, **_: Any,
+    max_width: int, threads: int, beside: Engine | None,
 ) -> Engine:  # fmt: skip
+    from specrt.engine.head_engine import HeadEngine
     from specrt.engine.ort import OrtEngine, open_session
     from specrt.engine.ort_contrib import ContribEngine
 
     session, weights = open_session(path, files, threads)
     # Graphs of the kernels take the tokens of all rows, and which row each is of.
     packs = any(i.name == "slots" for i in session.get_inputs())
-    return (OrtEngine if packs else ContribEngine)(
+    engine = (OrtEngine if packs else ContribEngine)(
         session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
     )
+    if not any(i.name == "hidden" for i in session.get_inputs()):
+        return engine
+    features = getattr(beside, "features", None)
+    if features is None:
+        raise EngineError(
+            f"{path} is a head, and its target leaves no features here; build both in one bundle "
+            "of `ort-cpu`"
+        )
+    return HeadEngine(engine, features)
 
 
 def _share_pool(threads: int) -> None:
@@ -297,7 +309,7 @@ BACKENDS: dict[str, Backend] = {
     "ort-cpu": Backend(
         _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
         notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
-        exact=True,
+        heads=True, exact=True,
     ),
 }  # fmt: skip
 """By the names that manifests and recipes use, the fastest first."""

@@ -39,6 +39,8 @@ class RowScores(NamedTuple):
     argmax: Tokens
     logits: Logits
     confidence: Confidence | None
+    state: NDArray[np.float32] | None = None
+    """Of a head: what a recursive feed goes on from, [B, R, H]."""
 
     @property
     def candidates(self) -> Candidates | None:
@@ -53,7 +55,9 @@ class OrtEngine:
     and at every width.
 
     Shapes: the KV buffers of a layer are [batch, kv_heads, P / 16, head_dim, 16] for keys and
-        [batch, kv_heads, P, head_dim] for values, P being `max_length` in whole groups of 16.
+        [batch, kv_heads, P, head_dim] for values, P being `max_length` in whole groups of 16;
+        `features`, what a target leaves at each position for a head, is [batch, max_length, H],
+        and None without a head.
     Threads: forward passes of one engine must not overlap.
     """
 
@@ -70,6 +74,7 @@ class OrtEngine:
         tokens = batch * max_width
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
         self._numbers = np.arange(max(tokens, max_length))
+        self.features, self._passed, self._hidden = head_memory(session, batch, max_length, tokens)
         self._scores: dict[str, NDArray[Any]] = {}
         self._values: dict[tuple[str, int], Any] = {}
         """What passes of other sizes were bound to, by name and size: the library's values, which
@@ -104,11 +109,11 @@ class OrtEngine:
         starts = np.broadcast_to(np.asarray(start, np.int64), (self.batch,)).tolist()
         fed = enumerate(zip(batch, starts, strict=True))
         self.forward_rows([Feed(row, own, at, scored) for row, (own, at) in fed])
-        argmax, logits, confidence = self._scored(0, self.batch * scored)
+        found = self._scored(0, self.batch * scored)
         return RowScores(
-            argmax.reshape(self.batch, scored),
-            logits.reshape(self.batch, scored, -1),
-            None if confidence is None else confidence.reshape(self.batch, scored),
+            found.argmax.reshape(self.batch, scored),
+            found.logits.reshape(self.batch, scored, -1),
+            None if found.confidence is None else found.confidence.reshape(self.batch, scored),
         )
 
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
@@ -117,6 +122,8 @@ class OrtEngine:
         count = scored = 0
         for feed in feeds:
             end, last = count + len(feed.tokens), scored + feed.rows
+            if self._hidden is not None:
+                self._hidden[0, count:end] = check_hidden(feed)
             self._tokens[count:end] = feed.tokens
             self._slots[count:end] = feed.row
             self._positions[count:end] = self._numbers[feed.start : feed.start + end - count]
@@ -125,10 +132,14 @@ class OrtEngine:
         if self._bound != (count, scored):
             self._bind(count, scored)
         run_bound(self._session, self._binding, count)
-        outputs, first = [], 0
+        outputs, first, begin = [], 0, 0
         for feed in feeds:
             outputs.append(self._scored(first, first + feed.rows))
             first += feed.rows
+            if self.features is not None and self._passed is not None:
+                end = begin + len(feed.tokens)
+                keep_features(self.features, feed, self._passed[0, begin:end])
+                begin = end
         return tuple(outputs)
 
     def _bind(self, count: int, scored: int) -> None:
@@ -150,6 +161,12 @@ class OrtEngine:
             self._bind_input("input_ids", self._tokens[None], count)
             self._bind_input("slots", self._slots, count)
             self._bind_input("positions", self._positions, count)
+            if self._hidden is not None:
+                value = self._value("hidden", self._hidden[:, :count], count)
+                self._binding.bind_ortvalue_input("hidden", value)
+            if self._passed is not None:
+                value = self._value("feature", self._passed[:, :count], count)
+                self._binding.bind_ortvalue_output("feature", value)
         if rows != scored:
             self._bind_input("rows", self._rows, scored)
             for name, memory in self._scores.items():
@@ -169,23 +186,24 @@ class OrtEngine:
     def _reserve_scores(self, rows: int) -> None:
         """Allocate scores of so many rows, at least twice as many as before."""
         most = max(rows, 2 * self._scores["argmax"].shape[1]) if self._scores else rows
-        scores: dict[str, NDArray[Any]] = {
-            "argmax": np.zeros((1, most), np.int64),
-            "logits": np.zeros((1, most, self.geometry.vocab_size), np.float32),
-        }
-        if any(o.name == "confidence" for o in self._session.get_outputs()):
-            scores["confidence"] = np.zeros((1, most), np.float32)
+        scores: dict[str, NDArray[Any]] = {"argmax": np.zeros((1, most), np.int64)}
+        for output in self._session.get_outputs():
+            if output.name in ("logits", "state"):  # a trimmed draft scores fewer than it knows
+                scores[output.name] = np.zeros((1, most, output.shape[-1]), np.float32)
+            elif output.name == "confidence":
+                scores["confidence"] = np.zeros((1, most), np.float32)
         self._values.clear()
         self._scores = scores  # all or none: what an interruption left out would never be bound
 
     def _scored(self, first: int, last: int) -> RowScores:
         """Return the scores of rows that follow each other."""
         argmax, logits = self._scores["argmax"], self._scores["logits"]
-        confidence = self._scores.get("confidence")
+        confidence, state = self._scores.get("confidence"), self._scores.get("state")
         return RowScores(
             argmax[:, first:last],
             logits[:, first:last],
             None if confidence is None else confidence[:, first:last],
+            None if state is None else state[:, first:last],
         )
 
     def copy_row(self, source: int, to: int, length: int) -> None:
@@ -196,6 +214,8 @@ class OrtEngine:
         for name, cache in self._caches.items():
             count = length if name.startswith("value") else -(-length // TILE)
             cache[to, :, :count] = cache[source, :, :count]
+        if self.features is not None:
+            self.features[to, :length] = self.features[source, :length]
 
     def close(self) -> None:
         """Drop the session, the binding and the KV buffers."""
@@ -225,6 +245,36 @@ def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
                 f"{feed.rows} positions of row {feed.row} were to be scored in a pass of {width} "
                 f"tokens; expected 1 to {width}"
             )
+
+
+def head_memory(
+    session: Any, batch: int, max_length: int, tokens: int
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """Return the memory that only a target with a head has, or only a head; None for the rest.
+
+    Shapes: features of all positions [batch, max_length, H], those of a pass [1, tokens, H]; what
+        a head reads in a pass [1, tokens, H].
+    """
+    left = [o.shape[-1] for o in session.get_outputs() if o.name == "feature"]
+    read = [i.shape[-1] for i in session.get_inputs() if i.name == "hidden"]
+    features = np.zeros((batch, max_length, left[0]), np.float32) if left else None
+    passed = np.zeros((1, tokens, left[0]), np.float32) if left else None
+    return features, passed, np.zeros((1, tokens, read[0]), np.float32) if read else None
+
+
+def keep_features(features: NDArray[np.float32], feed: Feed, passed: NDArray[np.float32]) -> None:
+    """Keep the features of a feed at its positions, for the head."""
+    features[feed.row, feed.start : feed.start + len(passed)] = passed
+
+
+def check_hidden(feed: Feed) -> NDArray[np.float32]:
+    """Return what a head reads beside each token of a feed.
+
+    Raises: EngineError where there is nothing.
+    """
+    if feed.hidden is None:
+        raise EngineError("a head was fed without the features of its target")
+    return feed.hidden
 
 
 def check_copy(engine: Engine, source: int, to: int, length: int) -> None:

@@ -15,6 +15,9 @@ from specrt.engine.ort import (
     bind_output,
     check_copy,
     check_feeds,
+    check_hidden,
+    head_memory,
+    keep_features,
     run_bound,
 )
 from specrt.engine.protocol import CLOSED, Feed, pass_size
@@ -47,6 +50,9 @@ class ContribEngine:
         self._caches = self._allocate()
         self._tokens, self._rows = np.zeros((2, max_width), np.int64)
         self._start = np.zeros(1, np.int64)
+        self.features, self._passed, self._hidden = head_memory(
+            session, batch, max_length, max_width
+        )
         self._scores: list[dict[str, NDArray[Any]]] = [{} for _ in range(batch)]
         self._bindings: dict[tuple[int, int, int], Any] = {}
 
@@ -94,9 +100,15 @@ class ContribEngine:
         self._tokens[:width] = feed.tokens
         self._start[0] = feed.start
         self._rows[: feed.rows] = range(width - feed.rows, width)
+        if self._hidden is not None:
+            self._hidden[0, :width] = check_hidden(feed)
         run_bound(self._session, binding, width)
+        if self.features is not None and self._passed is not None:
+            keep_features(self.features, feed, self._passed[0, :width])
         views = {name: memory[None, : feed.rows] for name, memory in self._scores[feed.row].items()}
-        return RowScores(views["argmax"], views["logits"], views.get("confidence"))
+        return RowScores(
+            views["argmax"], views["logits"], views.get("confidence"), views.get("state")
+        )
 
     def _bind(self, row: int, width: int, scored: int) -> Any:
         """Bind a pass of a row; done once, then reused."""
@@ -110,6 +122,10 @@ class ContribEngine:
         bind_input(binding, "input_ids", self._tokens[None, :width])
         bind_input(binding, "start", self._start)
         bind_input(binding, "rows", self._rows[:scored])
+        if self._hidden is not None:
+            bind_input(binding, "hidden", self._hidden[:, :width])
+        if self._passed is not None:
+            bind_output(binding, "feature", self._passed[:, :width])
         for name, cache in self._caches.items():
             bind_input(binding, name, cache[row : row + 1])
             bind_output(binding, f"present_{name}", cache[row : row + 1])
@@ -122,10 +138,12 @@ class ContribEngine:
         """Allocate scores of so many rows; bindings of smaller memory end."""
         scores: dict[str, NDArray[Any]] = {
             "argmax": np.zeros(rows, np.int64),
-            "logits": np.zeros((rows, self.geometry.vocab_size), np.float32),
         }
-        if any(o.name == "confidence" for o in self._session.get_outputs()):
-            scores["confidence"] = np.zeros(rows, np.float32)
+        for output in self._session.get_outputs():
+            if output.name in ("logits", "state"):  # a trimmed draft scores fewer than it knows
+                scores[output.name] = np.zeros((rows, output.shape[-1]), np.float32)
+            elif output.name == "confidence":
+                scores["confidence"] = np.zeros(rows, np.float32)
         self._scores[row] = scores
         self._bindings.clear()
 
@@ -135,6 +153,8 @@ class ContribEngine:
         if source != to:
             for cache in self._caches.values():
                 cache[to, :, :length] = cache[source, :, :length]
+            if self.features is not None:
+                self.features[to, :length] = self.features[source, :length]
 
     def close(self) -> None:
         """Drop the session, the bindings and the KV buffers."""

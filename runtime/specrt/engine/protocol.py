@@ -89,6 +89,10 @@ class Feed(NamedTuple):
     start: int
     rows: int
     """How many of the last positions are scored; 1 or more."""
+    recursive: bool = False
+    """Whether a head goes on from what its own last pass left, not from the target's features."""
+    hidden: NDArray[np.float32] | None = None
+    """What a head's graph reads beside each token, [S, H]; `HeadEngine` fills it in."""
 
 
 @runtime_checkable
@@ -259,8 +263,8 @@ class SingleRow:
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """See `RowsEngine`."""
-        ((_, tokens, start, rows),) = feeds
-        return (self._engine.forward((tokens,), start, rows),)
+        (feed,) = feeds
+        return (self._engine.forward((feed.tokens,), feed.start, feed.rows),)
 
 
 class PaddedRows:
@@ -282,8 +286,8 @@ class PaddedRows:
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """See `RowsEngine`."""
         prefixes = list(self._prefixes)
-        for row, tokens, start, _ in feeds:
-            prefixes[row] = [*prefixes[row][:start], *tokens]
+        for feed in feeds:
+            prefixes[feed.row] = [*prefixes[feed.row][: feed.start], *feed.tokens]
         width = max(len(feed.tokens) for feed in feeds)
         begins = [max(0, len(prefix) - width) for prefix in prefixes]
         batch = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specrt.engine.protocol import Engine, Feed, Output, RowsEngine, rows_of
+from specrt.engine.protocol import Engine, Output, RowsEngine, rows_of
 from specrt.speculation.round import Pass, Round, Rounds
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -82,8 +82,7 @@ class BatchExecutor:
         return (result,)
 
     def _run_one(self, row: int, pass_: Pass) -> Output:
-        feed = Feed(row, pass_.tokens, pass_.start, pass_.rows)
-        (output,) = self._rows[id(pass_.engine)].forward_rows((feed,))
+        (output,) = self._rows[id(pass_.engine)].forward_rows((pass_.feed(row),))
         return output
 
     def _step_together(self, slots: Sequence[ActiveSlot]) -> Iterator[StepResult]:
@@ -120,7 +119,7 @@ class BatchExecutor:
         """Run one pass of one engine for all of them."""
         passes = [active.pending for active in slots]
         feeds = [
-            Feed(active.row, pass_.tokens, pass_.start, pass_.rows)
+            pass_.feed(active.row)
             for active, pass_ in zip(slots, passes, strict=True)
             if pass_ is not None
         ]

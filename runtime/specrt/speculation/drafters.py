@@ -17,7 +17,7 @@ from specrt.sampling.processors import LogitsProcessors, likeliest
 from specrt.speculation.gamma import DraftDecision, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.ngram import NgramDrafter
-from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round
+from specrt.speculation.round import NOTHING, Drafter, Pass, Passes, Proposal, Round
 from specrt.speculation.target import VERIFIERS
 from specrt.speculation.text_memory import KeyMemory, MemoryDrafter
 
@@ -94,6 +94,8 @@ class ModelDrafter:
         verifier = VERIFIERS[params.verifier]
         self._needs_distributions = verifier.needs_distributions and not params.greedy
         self._purpose = verifier.draft_noise
+        self._usual = PENDING
+        """Most tokens that the cache lacks after a round of its own."""
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
         """Feed what the cache lacks, then one drafted token at a time.
@@ -110,7 +112,7 @@ class ModelDrafter:
             fused = self._fused(self._rounds, tokens, pending, most)
             if fused is not None:
                 return fused
-        behind = len(pending) > PENDING
+        behind = len(pending) > self._usual
         choose = self._likeliest if self._greedy else self._draw
         if self._processors is not None:
             self._processors.learn(tokens)
@@ -119,7 +121,7 @@ class ModelDrafter:
         confidences: list[float] = []
         distributions: list[Distribution] = []
         while True:
-            output = yield from self._cache.feed(pending, 1)
+            output = yield from self._feed(pending, len(tokens), len(drafted))
             chosen = choose(output, len(tokens) + len(drafted), distributions)
             if chosen is None:
                 break
@@ -136,6 +138,10 @@ class ModelDrafter:
             return NOTHING
         drawn_from = distributions[: len(drafted)] if self._needs_distributions else None
         return Proposal(drafted, drawn_from, self.SOURCE, confidences, behind)
+
+    def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
+        """Feed what the cache lacks, `drafted` tokens behind the committed ones."""
+        return (yield from self._cache.feed(pending, 1))
 
     def _fused(
         self, rounds: FusedRounds, tokens: Sequence[int], pending: Sequence[int], most: int
@@ -209,6 +215,29 @@ class ModelDrafter:
         """Drop drafted tokens that were not committed, and let the policy learn."""
         self._cache.length = min(self._cache.length, len(tokens) - 1)
         self._gamma.observe(round_ if self._rounds is None else _as_one_launch(round_))
+
+
+class HeadDrafter(ModelDrafter):
+    """A head, drafted as a chain: it goes on from its own state while the target's is not known.
+
+    Its cache never counts a token it drafted: what stood there was computed from its own state, and
+    is computed again from the target's features once they are known. So it lacks all tokens of the
+    round before, the accepted ones and the target's own, and feeds them in one pass.
+    Source: EAGLE-3, Li et al. 2025, arXiv:2503.01840.
+    """
+
+    def __init__(
+        self, cache: KVCache, params: SamplingParams, noise: Noise, gamma: GammaPolicy,
+        vocabulary: int | None = None, processors: LogitsProcessors | None = None,
+        max_gamma: int = PENDING,
+    ) -> None:  # fmt: skip
+        super().__init__(cache, params, noise, gamma, vocabulary, None, processors)
+        self._usual = max_gamma + 1
+
+    def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
+        if not drafted:
+            return (yield from self._cache.feed(pending, 1))
+        return (yield Pass(self._cache.engine, pending, committed + drafted - 1, 1, recursive=True))
 
 
 def _certainty(output: Output) -> float:

@@ -17,6 +17,7 @@ from specrt.speculation.drafters import (
     DRAFTERS,
     NO_DRAFTER,
     ForcedDrafter,
+    HeadDrafter,
     ModelDrafter,
     NoDrafter,
     available_drafters,
@@ -46,6 +47,8 @@ class Models:
     """Why a draft that the bundle has was not opened."""
     rounds: FusedRounds | None = None
     """Runs greedy rounds in one launch, where one device has both engines."""
+    head: bool = False
+    """Whether the draft is a head, which reads what the target leaves."""
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:
@@ -170,6 +173,10 @@ class _Context:
         shared = min(models.target.geometry.vocab_size, draft.geometry.vocab_size)
         target, cache = self.caches if self.caches else (None, KVCache(draft))
         policy = self.policy(ModelDrafter.SOURCE)
+        if models.head:
+            return HeadDrafter(
+                cache, self.params, self.noise, policy, shared, self.processors, max(models.gammas)
+            )
         return ModelDrafter(
             cache, self.params, self.noise, policy, shared, models.rounds, self.processors, target
         )

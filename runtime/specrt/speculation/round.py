@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from time import perf_counter_ns
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
-from specrt.engine.protocol import Engine, Output
+from specrt.engine.protocol import Engine, Feed, Output, RowsEngine
 from specrt.errors import RequestError
 from specrt.sampling.distribution import Distribution, Ranked
 
@@ -28,9 +28,17 @@ class Pass(NamedTuple):
     start: int
     rows: int
     """How many of the last positions are scored."""
+    recursive: bool = False
+    """See `Feed.recursive`."""
+
+    def feed(self, row: int) -> Feed:
+        """Return what the row is fed."""
+        return Feed(row, self.tokens, self.start, self.rows, self.recursive)
 
     def run(self) -> Output:
         """Run the pass on an engine of one row."""
+        if self.recursive:  # only heads are fed so, and they run some rows of several
+            return cast(RowsEngine, self.engine).forward_rows((self.feed(0),))[0]
         return self.engine.forward((self.tokens,), self.start, self.rows)
 
 

@@ -10,13 +10,21 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import ArrayLike
 
 from specrt.completion import Completion, SpeculationStats, Timings
-from specrt.engine.protocol import Engine, OffsetRounds, Output, PackedEngine, first_row
+from specrt.engine.protocol import (
+    Engine,
+    Feed,
+    OffsetRounds,
+    Output,
+    PackedEngine,
+    first_row,
+    rows_of,
+)
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
-from specrt.speculation.drafters import ModelDrafter
+from specrt.speculation.drafters import HeadDrafter, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
@@ -130,6 +138,11 @@ class PassTimer:
         if draft is None or gamma > max(self._models.gammas):
             return RepeatDrafter(gamma)
         later, rounds = OffsetEngine(draft, self._context), self._models.rounds
+        if self._models.head:
+            return HeadDrafter(
+                KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
+                max_gamma=gamma,
+            )  # fmt: skip
         return ModelDrafter(
             KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
             rounds and OffsetRounds(rounds, self._context),
@@ -143,6 +156,7 @@ class OffsetEngine:
     """The first row of an engine, seen from a later position on."""
 
     def __init__(self, engine: Engine, offset: int) -> None:
+        self._engine = engine
         self._forward = first_row(engine).forward
         self._offset = offset
         self.geometry = engine.geometry
@@ -153,6 +167,11 @@ class OffsetEngine:
     def forward(self, tokens: ArrayLike, start: Any, rows: int | None = None) -> Output:
         """Run a pass at the same position plus the offset."""
         return self._forward(tokens, start + self._offset, rows)
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """Run a pass of an engine that packs rows at the same positions plus the offset."""
+        later = [feed._replace(start=feed.start + self._offset) for feed in feeds]
+        return rows_of(self._engine).forward_rows(later)
 
     def close(self) -> None:
         """Leave the engine open: its owner closes it."""
