@@ -32,9 +32,10 @@ from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.atomic_folder import atomic_folder
+from specrt_export.check.drafting import acceptance_by_position
 from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.check.quality import Likeliest, QualityGate, acceptance
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint import Checkpoint, linked
 from specrt_export.compile.compiler import (
     KV_BYTES,
     CompiledModel,
@@ -42,6 +43,7 @@ from specrt_export.compile.compiler import (
     GraphSource,
     Progress,
 )
+from specrt_export.heads.eagle3_format import KIND, Head, feature_weights, own_weights
 from specrt_export.inputs import (
     CalibrationPieces,
     ModelInputs,
@@ -61,6 +63,8 @@ from specrt_export.portable.graph import Tokens, check_name, read_graph, runs_he
 from specrt_export.provenance import oddity, parameters, provenance_of
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
+
+VOCAB_MAP = "draft/vocab_map.bin"
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -99,12 +103,17 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         origins = {model.role: _provenance(recipe, model) for model in inputs}
         progress("write manifest", 0.97)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
+        head = inputs[0].head
+        if head is not None and head.entries is not None:
+            (folder / VOCAB_MAP).write_bytes(head.entries.astype("<i4").tobytes())
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
             manifest = replace(manifest, acceptance=acceptance(target, draft))
         manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+        if head is not None:
+            _check_drafts(recipe, folder, progress)
     shutil.rmtree(_unfinished(out), ignore_errors=True)
 
 
@@ -115,6 +124,9 @@ def _provenance(recipe: Recipe, model: ModelInputs) -> Provenance:
 
 def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
     """Say what is lawful and strange: weights stored unlike the others, a draft that is larger."""
+    guess = inputs[0].head.guess if inputs[0].head is not None else ""
+    if guess:
+        progress(f"warning: {guess}", 0)
     for model in inputs:
         odd = oddity(model.checkpoint)
         if odd is not None:
@@ -125,6 +137,31 @@ def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
             f"warning: the draft has {sizes[-1] / 1e6:.1f} M parameters and the target "
             f"{sizes[0] / 1e6:.1f} M: drafting takes longer than it saves; change their places",
             0,
+        )
+
+
+def _check_drafts(recipe: Recipe, bundle: Path, progress: Progress) -> None:
+    """Tell how many of the tokens that a head drafts are accepted, and refuse too few.
+
+    Raises: BuildError.
+    """
+    least = recipe.quality.min_acceptance
+    if not recipe.quality.calibration:
+        progress(
+            "warning: nothing tells how much of what the head drafts is accepted; name a text as "
+            "`calibration` in [quality]",
+            0.98,
+        )
+        return
+    progress("draft", 0.98)
+    shares = acceptance_by_position(bundle, calibration_path(recipe))
+    told = ", ".join(f"{share:.2f}" for share in shares)
+    progress(f"accepted of the tokens drafted, by position: {told}", 0.99)
+    if shares[0] < least:
+        raise BuildError(
+            f"the target accepts {shares[0]:.2f} of the first tokens that the head drafts, and "
+            f"quality.min_acceptance is {least}; the head may be of another target, read other "
+            "layers (`layers` in [draft]), or be trained on text with another chat template"
         )
 
 
@@ -306,18 +343,28 @@ class ModelBuilder:
                 original = GraphSource(kept.graph, kept.folder)
             self._compare_with_model(model, original, parameters, progress)
             unfinished = _unfinished(previous) / role
+            is_head = role == "draft" and model.head is not None
+            gate = None if is_head else self.gate  # what it drafts is measured with its target
+            recipe = _searched(self.recipe) if is_head else self.recipe
             measured = ModelTrials(
-                self.recipe, role, compiler, self.gate, self.fitted, original, scratch, unfinished,
+                recipe, role, compiler, gate, self.fitted, original, scratch, unfinished,
                 progress,
             ).best()  # fmt: skip
             progress(f"compile {role}", 0.6)
             lowered = measured.lowered
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
-            return self._record(parameters, measured, compiled), measured.likeliest
+            record = self._record(parameters, measured, compiled)
+            if is_head:
+                entries = model.head.entries if model.head is not None else None
+                record = replace(record, kind=KIND, vocab_map="" if entries is None else VOCAB_MAP)
+            return record, measured.likeliest
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
         graph, checkpoint = model.graph, model.checkpoint
+        if model.head is not None:
+            progress(f"export {model.role}", 0.0)
+            return self._export_pair(model, model.head, scratch)
         if checkpoint.gguf is not None:
             progress(f"unpack {model.role}", 0.0)
             checkpoint.unpack()
@@ -331,11 +378,33 @@ class ModelBuilder:
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 
+    def _export_pair(self, model: ModelInputs, head: Head, scratch: Path) -> GraphSource:
+        """Export a target with the feature that its head reads, or that head."""
+        from specrt_export.portable.exporter import export_graph, export_head
+
+        graph, weights = scratch / f"{model.role}.onnx", scratch / "weights"
+        length = self.recipe.engine.max_length
+        if model.role == "target":
+            own = {**model.checkpoint.weights, **feature_weights(head)}
+            checkpoint = linked(model.checkpoint, own, weights)
+            export_graph(checkpoint, graph, head=head)
+        else:
+            checkpoint = linked(model.checkpoint, own_weights(head), weights)
+            export_head(head, checkpoint, graph, length)
+        check_graph(graph, checkpoint, length)
+        return GraphSource(graph, weights)
+
     def _compare_with_model(
         self, model: ModelInputs, source: GraphSource, parameters: int, progress: Progress
     ) -> None:
         """Compare the portable graph with transformers, where that is installed and has room."""
         if not (runs_here() and all(map(find_spec, ("torch", "transformers")))):
+            return
+        if model.head is not None and model.role == "draft":
+            from specrt_export.check.head_equivalence import check_head
+
+            progress("compare draft with torch", 0.1)
+            check_head(model.head, source.graph, source.weights)
             return
         reference, reason = _open_reference(model.checkpoint, parameters)
         if reference is None:
@@ -343,6 +412,10 @@ class ModelBuilder:
             return
         progress(f"compare {model.role} with transformers", 0.1)
         check_parity(model.checkpoint, source.graph, reference=reference, folder=source.weights)
+        if model.head is not None:
+            from specrt_export.check.head_equivalence import check_feature
+
+            check_feature(model.head, reference, source.graph, source.weights)
 
     def _record(
         self, parameters: int, measured: MeasuredModel, compiled: CompiledModel
@@ -367,7 +440,14 @@ class ModelBuilder:
             quality=measured.quality,
             backend=self.recipe.backend_of(role),
             bits=bits,
+            features=lowered.features,
         )
+
+
+def _searched(recipe: Recipe) -> Recipe:
+    """Return a recipe whose draft's codes are searched: a head alone reads no text."""
+    assert recipe.draft is not None, "a head is a draft"
+    return replace(recipe, draft=replace(recipe.draft, quantizer="search"))
 
 
 def open_compiler(recipe: Recipe, role: str) -> Compiler:

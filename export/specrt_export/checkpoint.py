@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -195,6 +195,20 @@ class Checkpoint:
         model = GgufModel.open(path)
         places = {} if config_only else model.places
         return cls(model.folder, model.config, MappingProxyType(places), model)
+
+
+def linked(checkpoint: Checkpoint, weights: Mapping[str, WeightBytes], folder: Path) -> Checkpoint:
+    """Return a checkpoint with other weights, whose files `folder` then has links to.
+
+    So weights of several checkpoints are in one folder, as a graph wants them.
+    """
+    folder.mkdir(parents=True)
+    files = dict.fromkeys(weight.file for weight in weights.values())
+    places = {file: folder / f"{number}-{file.name}" for number, file in enumerate(files)}
+    for file, place in places.items():
+        place.symlink_to(file.resolve())
+    moved = {name: replace(weight, file=places[weight.file]) for name, weight in weights.items()}
+    return replace(checkpoint, weights=MappingProxyType(moved))
 
 
 TEXT_PARTS = {"gemma3": "gemma3_text"}

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
@@ -22,6 +22,7 @@ from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.gguf.reader import SUFFIX
+from specrt_export.heads.eagle3_format import Head, is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
@@ -103,6 +104,9 @@ def _shown(token: str | None) -> str:
     return "no token" if token is None else repr(token)
 
 
+HEADS_RUN_ON = "ort-cpu"
+"""The backend that has engines for heads."""
+
 PIECE = 512
 """Tokens that are scored one after another, the earlier ones as context of the later."""
 
@@ -180,6 +184,8 @@ class ModelInputs:
     """None where the recipe names no graph: it is exported as part of the build."""
     hub: str = ""
     """The name that the checkpoint was fetched by; empty where it was there."""
+    head: Head | None = None
+    """The head that drafts, with both models of its pair; None where a model drafts, or nothing."""
 
 
 def find_inputs(recipe: Recipe) -> list[ModelInputs]:
@@ -187,7 +193,40 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
 
     Raises: CheckpointError, BuildError naming recipe and key when something is not there.
     """
-    return [_find(recipe, role, source) for role, source in recipe.sources.items()]
+    found = [_find(recipe, role, source) for role, source in recipe.sources.items()]
+    if recipe.draft is None:
+        return found
+    draft, layers = found[1], recipe.draft.layers
+    if not is_head(draft.checkpoint):
+        if layers:
+            raise BuildError(
+                f"{recipe.path}: draft.layers is {list(layers)}, and {draft.checkpoint.origin} is "
+                "no head, but a model; remove it"
+            )
+        return found
+    _check_head(recipe, found)
+    head = read_head(draft.checkpoint, found[0].checkpoint, layers)
+    return [replace(model, head=head) for model in found]
+
+
+def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
+    """Refuse what no pair with a head can have.
+
+    Raises: BuildError.
+    """
+    for model in inputs:
+        source, backend = recipe.sources[model.role], recipe.backend_of(model.role)
+        refused = {
+            f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
+                model.graph is not None,
+            f"{backend} runs no heads yet: build the pair for {HEADS_RUN_ON}, or with a draft "
+            "model": backend != HEADS_RUN_ON,
+            f"{model.role}.bits is {source.bits!r}, and a head's are not chosen: set `precision`":
+                bool(source.bits) and model.role == "draft",
+        }  # fmt: skip
+        for problem, found in refused.items():
+            if found:
+                raise BuildError(f"{recipe.path}: the draft is a head; {problem}")
 
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
@@ -229,7 +268,7 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
             f"{target.folder} has no tokenizer.json; save the fast tokenizer there with "
             "transformers' `save_pretrained`"
         )
-    for model in inputs[1:]:
+    for model in (model for model in inputs[1:] if model.head is None):
         check_vocabulary(target, model.checkpoint)
     end_tokens(target)
     begin_token(target)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrt.bundle import Quality
+from specrt.engine.head_engine import HeadEngine
 from specrt_export.check.equivalence import check_engine, max_width
 from specrt_export.check.quality import Likeliest, QualityGate
 from specrt_export.compile.compiler import Compiler, GraphSource, LoweredModel, Progress
@@ -158,4 +159,9 @@ class ModelTrials:
         widest = max_width(lowered.geometry, options.max_length, widths)
         with self.compiler.score(lowered, widest, exact=True) as engine:
             reference = GraphRun(source.graph, source.weights)
+            if isinstance(engine, HeadEngine):
+                from specrt_export.check.head_equivalence import check_head_engine
+
+                check_head_engine(reference, engine, widths, lowered.compute)
+                return
             check_engine(reference, engine, widths, lowered.compute, backend)

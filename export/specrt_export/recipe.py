@@ -285,6 +285,16 @@ def _checkpoints(recipe: Recipe) -> Problems:
             "the recipe, or a hub name as 'owner/model'",
         )
 
+    yield (
+        bool(recipe.target.layers),
+        "target.layers is set; it is a head's, in [draft]: the layers of the target that it reads",
+    )
+    least = recipe.quality.min_acceptance
+    yield (
+        not 0 <= least <= 1,
+        f"quality.min_acceptance is {least}; expected a share from 0 to 1",
+    )
+
 
 def _engine(recipe: Recipe) -> Problems:
     name, e = recipe.name, recipe.engine

@@ -43,6 +43,9 @@ class ModelSource:
     weight_only: bool = False
     """Of a checkpoint that quantizes activations, keys or values, too: whether to leave that out,
     and keep its weights as they are."""
+    layers: tuple[int, ...] = ()
+    """Of a head: the layers of the target whose inputs it reads, in place of those that its
+    checkpoint names."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 
@@ -151,6 +154,9 @@ class QualityOptions:
     """Most nats of KL divergence, a mean over positions."""
     min_top1: float | None = None
     """Smallest share of positions where the likeliest token is the checkpoint's."""
+    min_acceptance: float = 0.3
+    """Smallest share of rounds in which the first token that a head drafts is accepted, on the
+    calibration text; a head that reads the wrong layers has about a tenth."""
 
 
 @dataclass(frozen=True)

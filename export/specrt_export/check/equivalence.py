@@ -197,7 +197,7 @@ class Reference:
         from specrt_export.portable.trace import quiet
 
         if checkpoint.coded:
-            self._model = _filled(checkpoint)
+            self.model = _filled(checkpoint)
             return
         with quiet(), no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -206,14 +206,14 @@ class Reference:
                 attn_implementation="eager",
                 trust_remote_code=False,
             )
-        self._model = loaded.eval()
+        self.model = loaded.eval()
 
     def __call__(self, tokens: Tokens) -> Logits:
         """Return the logits [B, S, V] of whole sequences [B, S]."""
         import torch
 
         with torch.no_grad():
-            output = self._model(input_ids=torch.from_numpy(tokens), use_cache=False)
+            output = self.model(input_ids=torch.from_numpy(tokens), use_cache=False)
         logits: Logits = output.logits.numpy()
         return logits
 

@@ -40,6 +40,8 @@ class LoweredModel:
     """Per rewrite, how many places it took of how many there are, as `"8/8"`."""
     weight_bytes: int = 0
     """What its weights take once an engine is opened."""
+    features: int = 0
+    """Width of the features that it leaves for a head, or reads as one."""
     warning: str = ""
     """What may keep this machine from checking or compiling it, and the remedy."""
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
@@ -20,6 +22,7 @@ from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
+from specrt_export.heads.eagle3_format import HIDDEN, KIND
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
@@ -70,9 +73,11 @@ class OrtCpuCompiler:
     ) -> Iterator[Engine]:
         """Open the engine; an exact one multiplies with fp32 activations."""
         file, options = lowered.folder / ENGINE, self.recipe.engine
+        shape = options.batch, options.max_length, lowered.features
+        beside = MadeUpTarget(shape) if lowered.model_type == KIND else None
         with (
             exact_copy(file) if exact else nullcontext(file) as path,
-            open_ort_cpu(path, lowered.geometry, options, max_width) as engine,
+            open_ort_cpu(path, lowered.geometry, options, max_width, beside) as engine,
         ):
             yield engine
 
@@ -83,11 +88,19 @@ class OrtCpuCompiler:
         return move_engine(lowered, out)
 
 
+class MadeUpTarget:
+    """What a head reads where there is no target: features that are the same every time."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self.features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
 @contextmanager
 def open_ort_cpu(
-    path: Path, geometry: Geometry, options: EngineOptions, max_width: int
-) -> Iterator[Engine]:
-    """Open an engine with all cores, and close it."""
+    path: Path, geometry: Geometry, options: EngineOptions, max_width: int,
+    beside: Any = None,
+) -> Iterator[Engine]:  # fmt: skip
+    """Open an engine with all cores, and close it; a head reads what `beside` has."""
     engine = open_engine(
         BACKEND,
         path,
@@ -96,6 +109,7 @@ def open_ort_cpu(
         max_length=options.max_length,
         max_width=max_width,
         threads=len(os.sched_getaffinity(0)),
+        beside=beside,
     )
     try:
         yield engine
@@ -142,7 +156,16 @@ def compile_ort_cpu(
     size = weight_bytes(model, lowered.weights)
     write_engine(model, lowered.weights, out)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
-    return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size)
+    features = feature_width(portable)
+    return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size, features)
+
+
+def feature_width(portable: onnx.ModelProto) -> int:
+    """Return the width of what a graph leaves for a head, or reads as one; 0 of others."""
+    values = [o for o in portable.graph.output if o.name == "feature"]
+    values += [i for i in portable.graph.input if i.name == HIDDEN]
+    widths = [int(value.type.tensor_type.shape.dim[-1].dim_value) for value in values]
+    return max(widths, default=0)
 
 
 _OPTIMISED = "optimised.onnx"

@@ -329,6 +329,9 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
     return lambda: constant
 
 
+_BY_ROW = ("input_ids", "start", "hidden", "logits", "argmax", "feature", "state")
+
+
 def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_length: int) -> None:
     """Fix the batch and the length of the KV buffers; the width stays free."""
     buffer = (batch, geometry.kv_heads, max_length, geometry.head_dim)
@@ -337,7 +340,7 @@ def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_lengt
         if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
             for dim, size in zip(dims, buffer, strict=True):
                 dim.dim_value = size
-        elif value.name in ("input_ids", "start", "logits", "argmax"):
+        elif value.name in _BY_ROW:
             dims[0].dim_value = batch
 
 

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.errors import BuildError
+from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lower.attention import Layer, Rotary, tabulate
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
@@ -171,7 +172,7 @@ def _score_alone(view: GraphView) -> None:
     last, rows = gathers[0].input
 
     def tokens(node: onnx.NodeProto) -> list[str]:
-        return [name for name in node.input if view.depends_on(name, ["input_ids"])]
+        return [name for name in node.input if view.depends_on(name, ["input_ids", HIDDEN])]
 
     def has_tokens(name: str) -> bool:
         dims = shapes.dims(name)

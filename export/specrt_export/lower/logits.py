@@ -80,8 +80,11 @@ def add_scores(view: GraphView, confidence: bool) -> None:
     ```
     logits [1, R, V] ─ Scores ─ argmax, confidence [1, R]
     ```
+    A draft of some entries goes on to look their ids up: Scores ─ Gather(ids) ─ argmax.
     """
-    outputs = ["argmax", CONFIDENCE] if confidence else ["argmax"]
+    mapped = view.maker("argmax", "Gather")
+    best = "argmax" if mapped is None else mapped.input[1]
+    outputs = [best, CONFIDENCE] if confidence else [best]
     view.add("Scores", ["logits"], outputs=outputs, domain=SPECRT)
     if confidence:
         _declare_confidence(view)

@@ -35,6 +35,7 @@ def pad_to_even(view: GraphView) -> None:
     ```
     input_ids [1, S] ─ Pad ─ [1, S + S % 2]      rows [R] ─ Pad ─ [R + R % 2]
     logits [1, R + R % 2, V] ─ Slice ─ logits [1, R, V], and the same of argmax and confidence
+    feature [1, S + S % 2, H] ─ Slice ─ feature [1, S, H]
     ```
     Products and GroupQueryAttention compute rows in pairs, and round a lone row otherwise. So a row
     has the same bits at every width. The key of a pad lies behind the last token's, and is
@@ -42,9 +43,10 @@ def pad_to_even(view: GraphView) -> None:
     """
     _pad(view, "input_ids", axis=1)
     _pad(view, "rows", axis=0)
-    count = view.add("Shape", ["rows"])
+    rows, tokens = view.add("Shape", ["rows"]), view.add("Shape", ["input_ids"], start=1, end=2)
     zero, one = (view.add_constant("row", np.array([i], np.int64)) for i in (0, 1))
     for output in view.graph.output:
+        count = tokens if output.name == "feature" else rows
         if not output.name.startswith("present_"):
             view.add("Slice", [view.rename(output.name), zero, count, one], outputs=[output.name])
 

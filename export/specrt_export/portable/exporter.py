@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.heads.eagle3_format import HIDDEN, Head
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
-from specrt_export.portable.trace import Traced, quiet, trace
+from specrt_export.portable.trace import Traced, quiet, trace, trace_head
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -154,7 +155,7 @@ SPELLED_ITEMS = 4
 """Constants of at most so many items are named by their value."""
 
 
-def tidy(model: ir.Model, layers: int) -> None:
+def tidy(model: ir.Model, layers: int, beside: Sequence[str] = ()) -> None:
     """Fold constants, merge repeated nodes, and name everything after the model's modules."""
     # Not the whole optimizer: its rewrite rules take time in the square of the graph's size.
     fold_constants(model, onnx_shape_inference=False)
@@ -166,7 +167,7 @@ def tidy(model: ir.Model, layers: int) -> None:
     passes.RemoveUnusedNodesPass()(model)
     name_nodes(model.graph)
     name_constants(model.graph)
-    name_contract(model.graph, layers)
+    name_contract(model.graph, layers, beside)
     passes.ClearMetadataAndDocStringPass()(model)
 
 
@@ -237,14 +238,21 @@ def name_constants(graph: ir.Graph) -> None:
         graph.initializers.add(value)
 
 
-def name_contract(graph: ir.Graph, layers: int) -> None:
-    """Give inputs and outputs the names of the graph contract, and nothing else."""
+def name_contract(graph: ir.Graph, layers: int, beside: Sequence[str] = ()) -> None:
+    """Give inputs and outputs the names of the graph contract, and nothing else.
+
+    `beside` are those that only a target with a head has, or only a head.
+    """
+    read = [name for name in beside if name == HIDDEN]
+    made = [name for name in beside if name != HIDDEN]
     pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
-    for value, name in zip(graph.inputs, ("input_ids", "start", "rows", *pairs), strict=True):
+    for value, name in zip(
+        graph.inputs, ("input_ids", "start", "rows", *read, *pairs), strict=True
+    ):
         value.name = name
         value.metadata_props.clear()
     written = [f"present_{name}" for name in pairs]
-    for value, name in zip(graph.outputs, ("logits", "argmax", *written), strict=True):
+    for value, name in zip(graph.outputs, ("logits", "argmax", *made, *written), strict=True):
         value.name = name
         value.metadata_props.clear()
 
@@ -258,20 +266,38 @@ EXPORTERS = ("torch", "transformers", "onnx-ir", "onnxscript")
 
 
 def export_graph(
-    checkpoint: Checkpoint, out: Path, *, progress: Callable[[str], None] | None = None
+    checkpoint: Checkpoint,
+    out: Path,
+    *,
+    head: Head | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> ExportedGraph:
     """Write the portable graph of a checkpoint to `out`, replacing what is there.
 
-    A checkpoint opened with `config_only` gives a graph for `attach_graph` to complete.
+    A checkpoint opened with `config_only` gives a graph for `attach_graph` to complete. With a
+    `head` the graph has the feature that it reads; its weights are among the checkpoint's then.
     Raises: ExportError if the model cannot be exported, CheckpointError if its weights do not fit.
     """
     tell = progress or (lambda stage: None)
     check_support(checkpoint.config)
     tell("trace")
-    traced = trace(checkpoint.folder)
+    return _finish(trace(checkpoint.folder, head), checkpoint, out, tell)
+
+
+def export_head(head: Head, checkpoint: Checkpoint, out: Path, positions: int) -> ExportedGraph:
+    """Write the portable graph of a head, whose weights `checkpoint` has, to `out`.
+
+    Raises: ExportError if it cannot be exported, CheckpointError if its weights do not fit.
+    """
+    return _finish(trace_head(head, positions), checkpoint, out, lambda stage: None)
+
+
+def _finish(
+    traced: Traced, checkpoint: Checkpoint, out: Path, tell: Callable[[str], None]
+) -> ExportedGraph:
     tell("tidy")
     with quiet():
-        tidy(traced.model, traced.geometry.layers)
+        tidy(traced.model, traced.geometry.layers, traced.beside)
     detach(traced.model)
     describe(traced)
     # Through the serialised form, whose nodes are in the order of what they read.

@@ -200,7 +200,8 @@ class GraphRun:
     def reset(self, batch: int, length: int) -> None:
         """Start over with KV buffers of `batch` rows and `length` positions."""
         one = self.geometry
-        names = [value.name for value in self._session.get_inputs()[3:]]
+        kinds = ("key.", "value.")
+        names = [i.name for i in self._session.get_inputs() if i.name.startswith(kinds)]
         shape = (batch, one.kv_heads, length, one.head_dim)
         # Not zero: what lies beyond a row's length must not matter.
         self._buffers = {name: np.full(shape, 3.0, np.float32) for name in names}
@@ -213,16 +214,25 @@ class GraphRun:
         self, tokens: Tokens, start: Sequence[int], rows: Sequence[int]
     ) -> tuple[Logits, Tokens]:
         """Feed tokens [B, S] at `start` of each row; return logits [B, R, V] and argmax [B, R]."""
+        logits, argmax = self.outputs(("logits", "argmax"), tokens, start, rows)
+        return logits, argmax
+
+    def outputs(
+        self, wanted: Sequence[str], tokens: Tokens, start: Sequence[int], rows: Sequence[int],
+        hidden: NDArray[np.float32] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Feed tokens, and `hidden` [B, S, H] to a head; return outputs by name."""
         feed = {
             "input_ids": tokens,
             "start": np.array(start, np.int64),
             "rows": np.array(rows, np.int64),
             **self._buffers,
         }
-        names = ["logits", "argmax", *(f"present_{name}" for name in self._buffers)]
-        logits, argmax, *written = self._session.run(names, feed)
-        self._buffers = dict(zip(self._buffers, written, strict=True))
-        return logits, argmax
+        if hidden is not None:
+            feed["hidden"] = hidden
+        found = self._session.run([*wanted, *(f"present_{n}" for n in self._buffers)], feed)
+        self._buffers = dict(zip(self._buffers, found[len(wanted) :], strict=True))
+        return list(found[: len(wanted)])
 
 
 def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:

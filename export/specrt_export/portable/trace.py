@@ -24,6 +24,8 @@ from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
+from specrt_export.heads.eagle3_format import KIND, Head
+from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection
 
 NAME = "specrt"
 
@@ -46,15 +48,29 @@ class Traced:
     model: ir.Model
     geometry: Geometry
     model_type: str
+    beside: tuple[str, ...] = ()
+    """What the graph has besides: a target with a head `feature`, a head `hidden` and `state`."""
 
 
-def trace(folder: Path) -> Traced:
-    """Trace the model that `folder`'s config.json describes.
+def trace(folder: Path, head: Head | None = None) -> Traced:
+    """Trace the model that `folder`'s config.json describes, with the feature that `head` reads.
 
     Raises: ExportError if the model does not fit the graph contract, or does not trace.
     """
+    return _traced(folder, lambda: _trace(folder, head))
+
+
+def trace_head(head: Head, positions: int) -> Traced:
+    """Trace a head, for texts of up to so many positions.
+
+    Raises: ExportError if it does not trace.
+    """
+    return _traced(head.checkpoint.folder, lambda: _trace_head(head, positions))
+
+
+def _traced(folder: Path, trace: Callable[[], Traced]) -> Traced:
     try:
-        return _trace(folder)
+        return trace()
     except ExportError:
         raise
     # A model's own code runs here, and the exporter's; either raises what it likes.
@@ -66,7 +82,7 @@ def trace(folder: Path) -> Traced:
         ) from error
 
 
-def _trace(folder: Path) -> Traced:
+def _trace(folder: Path, head: Head | None) -> Traced:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         model, buffers = build(folder, mode)
@@ -75,10 +91,45 @@ def _trace(folder: Path) -> Traced:
         with mode:
             geometry = measure(model, hook)
         hook.check_masks()
+        feature = None
+        if head is not None:
+            with faked(mode):
+                feature = FeatureProjection(head.config)
+            names |= {f"feature.{n}": n for n, _ in feature.named_parameters()}
         with mode:
-            graph = _export(Decoder(model, hook).eval(), geometry)
+            decoder = Decoder(model, hook, feature, head.config.inputs if head else ()).eval()
+            graph = _export(decoder, geometry)
     _fill(graph, names, buffers)
-    return Traced(graph, geometry, str(model.config.model_type))
+    beside = ("feature",) if head is not None else ()
+    return Traced(graph, geometry, str(model.config.model_type), beside)
+
+
+def _trace_head(head: Head, positions: int) -> Traced:
+    mode, hook, config = FakeTensorMode(), Hook(), head.config
+    with quiet(), installed(hook) as name:
+        with faked(mode):
+            model: Any = Eagle3Head(config)
+        entries = torch.empty(0, dtype=torch.int64)
+        if head.entries is not None:
+            entries = torch.tensor([*head.entries.tolist(), NO_NUMBER])
+        model.register_buffer("entries", entries)
+        buffers = take_buffers(model, mode)
+        names = {n: n for n, _ in model.named_parameters()}
+        model.config._attn_implementation = name
+        sizes = model.config
+        geometry = Geometry(
+            layers=config.layers,
+            heads=sizes.num_attention_heads,
+            kv_heads=sizes.num_key_value_heads,
+            head_dim=model.layers[0].self_attn.head_dim,
+            vocab_size=config.vocabulary,
+            max_positions=positions,
+            windows=(0,) * config.layers,
+        )
+        with mode:
+            graph = _export(DraftHead(model, hook, head.entries is not None).eval(), geometry)
+    _fill(graph, names, buffers)
+    return Traced(graph, geometry, KIND, ("hidden", "state"))
 
 
 def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
@@ -88,6 +139,29 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = getattr(config, "text_config", None) or config
+    factory = cast(Any, AutoModelForCausalLM)
+    with faked(mode):
+        # Eager, because some models refuse to be built for a function they do not know.
+        model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
+        raise ExportError(
+            f"{type(model).__name__} numbers positions from its padding token on; expected a "
+            "decoder that numbers them from 0. Export another model"
+        )
+    buffers = take_buffers(model, mode)
+    for module in model.modules():
+        # The angles of short texts, which hold as far as `trained_positions` reaches.
+        if getattr(module, "rope_type", None) == LONG_ROPE:
+            module.rope_type = "default"
+    return model.eval(), buffers
+
+
+@contextmanager
+def faked(mode: FakeTensorMode) -> Iterator[None]:
+    """Give modules that are built meanwhile parameters with a shape and no bytes."""
+
     def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Any:
         # A tied parameter is registered twice and has to stay one object.
         if parameter is None or mode.is_our_fake(parameter):
@@ -96,29 +170,20 @@ def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
             empty = torch.empty(parameter.shape, dtype=parameter.dtype)
         return torch.nn.Parameter(empty, requires_grad=False)
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    config = getattr(config, "text_config", None) or config
-    factory = cast(Any, AutoModelForCausalLM)
     handle = register_module_parameter_registration_hook(fake)
     try:
-        # Eager, because some models refuse to be built for a function they do not know.
-        model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        yield
     finally:
         handle.remove()
-    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
-        raise ExportError(
-            f"{type(model).__name__} numbers positions from its padding token on; expected a "
-            "decoder that numbers them from 0. Export another model"
-        )
+
+
+def take_buffers(model: torch.nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
+    """Replace the buffers of a model by fake ones; return their values."""
     buffers = dict(model.named_buffers())
     for path, value in buffers.items():
         owner, _, name = path.rpartition(".")
         model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
-    for module in model.modules():
-        # The angles of short texts, which hold as far as `trained_positions` reaches.
-        if getattr(module, "rope_type", None) == LONG_ROPE:
-            module.rope_type = "default"
-    return model.eval(), buffers
+    return buffers
 
 
 LONG_ROPE = "longrope"
@@ -206,21 +271,39 @@ def measure(model: Any, hook: Hook) -> Geometry:
 
 
 class Decoder(torch.nn.Module):
-    """The graph contract as a module: tokens, start, rows and KV buffers in, logits out."""
+    """The graph contract as a module: tokens, start, rows and KV buffers in, logits out.
 
-    def __init__(self, model: Any, hook: Hook) -> None:
+    With a `feature` it also returns what that makes of the states that enter the layers `inputs`.
+    """
+
+    def __init__(
+        self, model: Any, hook: Hook, feature: FeatureProjection | None = None,
+        inputs: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model = model
         self.hook = hook
+        self.feature = feature
+        self.inputs = inputs
 
     def forward(
         self, input_ids: Tensor, start: Tensor, rows: Tensor, pairs: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    ) -> tuple[Any, ...]:
         """Run the model at positions start .. start + S.
 
         Shapes: input_ids [B, S], start [B], rows [R], pairs of [B, Hkv, M, D]; returns
-        logits [B, R, V], their argmax [B, R] (-1 for a row with a NaN) and the pairs as written.
+        logits [B, R, V], their argmax [B, R] (-1 for a row with a NaN), the feature [B, S, H] if
+        there is one, and the pairs as written.
         """
+        with _entering(self.model, self.inputs) as states:
+            logits, argmax, written = self._run(input_ids, start, rows, pairs)
+        if self.feature is None:
+            return logits, argmax, written
+        return logits, argmax, self.feature([states[i] for i in self.inputs]), written
+
+    def _run(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, pairs: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
         buffers = Buffers(pairs, start)
         self.hook.begin(positions)
@@ -234,6 +317,76 @@ class Decoder(torch.nn.Module):
         # Told here, where the row was just made: a device would have to read every logit again.
         broken = logits.sum(-1).isnan()
         return logits, torch.where(broken, NO_NUMBER, logits.argmax(-1)), buffers.pairs
+
+
+class DraftHead(torch.nn.Module):
+    """The graph contract of a head: the same, with a feature or an earlier state beside tokens."""
+
+    def __init__(self, model: Any, hook: Hook, maps: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+        self.maps = maps
+
+    def forward(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, hidden: Tensor,
+        pairs: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:  # fmt: skip
+        """Run the head at positions start .. start + S.
+
+        Shapes: input_ids [B, S], start [B], rows [R], hidden [B, S, H], pairs of [B, Hkv, M, D];
+        returns logits [B, R, entries], their argmax [B, R] as the target's ids (-1 for a row with
+        a NaN), the states [B, R, H] that the next token is paired with, and the pairs as written.
+        """
+        from transformers.masking_utils import causal_mask_function
+
+        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
+        buffers = Buffers(pairs, start)
+        self.hook.begin(positions)
+        mask = self.hook.mask(buffers.length, cast(Any, causal_mask_function))
+        embeds = self.model.embed_tokens(input_ids)
+        states = self.model(embeds, hidden, positions, mask, buffers).index_select(1, rows)
+        logits = self.model.logits(states)
+        best = torch.where(logits.sum(-1).isnan(), NO_NUMBER, logits.argmax(-1))
+        if self.maps:  # the last of the entries is for NO_NUMBER
+            best = symbolic(
+                "Gather", [self.model.entries, best], {"axis": 0}, dtype=torch.int64,
+                shape=best.shape, version=OPSET,
+            )  # fmt: skip
+        return logits, best, self.model.fed_back(states), buffers.pairs
+
+
+@contextmanager
+def _entering(model: Any, inputs: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Gather the hidden states that enter some of the layers.
+
+    Raises: ExportError for a model whose layers are no list of modules.
+    """
+    states: dict[int, Tensor] = {}
+    if not inputs:
+        yield states
+        return
+    count = model.config.num_hidden_layers
+    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise ExportError(
+            f"{type(model).__name__} has no list of {count} layers for a head to read"
+        )
+
+    def keep(number: int) -> Callable[..., None]:
+        def kept(_: Any, args: Any, options: Any) -> None:
+            states[number] = args[0] if args else options["hidden_states"]
+
+        return kept
+
+    handles = [
+        lists[0][i].register_forward_pre_hook(keep(i), with_kwargs=True) for i in set(inputs)
+    ]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -252,23 +405,26 @@ def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _export(decoder: Decoder, geometry: Geometry) -> ir.Model:
+def _export(decoder: Decoder | DraftHead, geometry: Geometry) -> ir.Model:
     batch, width, length, rows = (torch.export.Dim(name) for name in "BSMR")
     shape = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
     pairs = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(geometry.layers)]
-    inputs = (
+    kv = {0: batch, 2: length}
+    inputs: tuple[Any, ...] = (
         torch.zeros(BATCH, WIDTH, dtype=torch.int64),
         torch.zeros(BATCH, dtype=torch.int64),
         torch.zeros(ROWS, dtype=torch.int64),
-        pairs,
     )
-    kv = {0: batch, 2: length}
+    shapes: tuple[Any, ...] = ({0: batch, 1: width}, {0: batch}, {0: rows})
+    if isinstance(decoder, DraftHead):
+        hidden = torch.zeros(BATCH, WIDTH, decoder.model.flags.width)
+        inputs, shapes = (*inputs, hidden), (*shapes, {0: batch, 1: width})
     program = torch.onnx.export(
         decoder,
-        inputs,
+        (*inputs, pairs),
         dynamo=True,
         opset_version=OPSET,
-        dynamic_shapes=({0: batch, 1: width}, {0: batch}, {0: rows}, [(kv, kv)] * len(pairs)),
+        dynamic_shapes=(*shapes, [(kv, kv)] * len(pairs)),
         verbose=False,
         optimize=False,
     )

@@ -35,7 +35,7 @@ class HeadEngine:
         self.max_width = engine.max_width
         self.close = engine.close
         self._engine = engine
-        self._features = features
+        self.features = features
         self._states = np.zeros((engine.batch, 1, features.shape[-1]), np.float32)
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
@@ -71,7 +71,7 @@ class HeadEngine:
             tokens, start = tokens[1:], 1
         # A first token that comes alone stands where the second one will, until that is fed.
         first = max(0, start - 1)
-        hidden = self._features[row, first : first + len(tokens)]
+        hidden = self.features[row, first : first + len(tokens)]
         return feed._replace(
             tokens=tokens, start=first, rows=min(feed.rows, len(tokens)), hidden=hidden
         )

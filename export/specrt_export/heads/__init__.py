@@ -1,0 +1,1 @@
+"""Heads: small drafts that read the hidden states of their target."""

@@ -1,0 +1,120 @@
+"""Random heads and targets, as checkpoints in both formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+
+VOCABULARY, SCORED, WIDTH, LAYERS = 96, 40, 32, 4
+INPUTS = [1, 2, 3]
+
+TARGET: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu",
+}  # fmt: skip
+
+LAYER = {
+    "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "vocab_size": VOCABULARY,
+}  # fmt: skip
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+WriteHead = Callable[..., Path]
+
+
+def _random(*shape: int, scale: float = 0.3) -> torch.Tensor:
+    return torch.randn(*shape) * scale
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random target whose layers differ."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("target")
+    config = AutoConfig.for_model(**TARGET)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    model.save_pretrained(folder)
+    Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, "t0")).save(
+        str(folder / "tokenizer.json")
+    )
+    return folder
+
+
+def tensors(*flags: str, scored: int = SCORED, width: int = WIDTH) -> dict[str, torch.Tensor]:
+    """Return random weights of a head, by the names of `speculators`."""
+    torch.manual_seed(1)
+    read, heads, kv = len(INPUTS) * width, width, width // 2
+    made = {
+        "fc.weight": _random(width, read),
+        "layers.0.hidden_norm.weight": 1 + _random(width),
+        "layers.0.input_layernorm.weight": 1 + _random(width),
+        "layers.0.post_attention_layernorm.weight": 1 + _random(width),
+        "layers.0.self_attn.q_proj.weight": _random(heads, 2 * width),
+        "layers.0.self_attn.k_proj.weight": _random(kv, 2 * width),
+        "layers.0.self_attn.v_proj.weight": _random(kv, 2 * width),
+        "layers.0.self_attn.o_proj.weight": _random(width, heads),
+        "layers.0.mlp.gate_proj.weight": _random(64, width),
+        "layers.0.mlp.up_proj.weight": _random(64, width),
+        "layers.0.mlp.down_proj.weight": _random(width, 64),
+        "norm.weight": 1 + _random(width),
+        "lm_head.weight": _random(scored, width),
+    }
+    if scored < VOCABULARY:
+        ids = torch.sort(torch.randperm(VOCABULARY)[:scored]).values
+        made["d2t"] = ids - torch.arange(scored)
+        made["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool).scatter(0, ids, True)
+    if "norm_before_fc" in flags:
+        made["input_norm.weight"] = 1 + _random(read)
+    if "fc_norm" in flags:
+        made |= {f"fc_norm.{i}.weight": 1 + _random(width) for i in range(len(INPUTS))}
+    return made
+
+
+@pytest.fixture
+def write_head(tmp_path: Path) -> WriteHead:
+    """Write the checkpoint of a head with some flags, in the format of `speculators` or flat."""
+
+    def written(
+        *flags: str, flat: bool = False, name: str = "head", scored: int = SCORED,
+        weights: dict[str, torch.Tensor] | None = None, **more: Any,
+    ) -> Path:  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir()
+        made = tensors(*flags, scored=scored) if weights is None else weights
+        if flat:
+            made = {n.replace("layers.0.", "midlayer.", 1): t for n, t in made.items()}
+            config: dict[str, Any] = {**LAYER, "architectures": ["LlamaForCausalLMEagle3"]}
+            config["eagle_config"] = {
+                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in INPUTS]
+            }
+        else:
+            config = {
+                "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
+                "model_type": "speculator_model", "transformer_layer_config": LAYER,
+                "eagle_aux_hidden_state_layer_ids": INPUTS,
+            }  # fmt: skip
+        config["draft_vocab_size"] = scored
+        config |= dict.fromkeys(flags, True) | more
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(made, folder / "model.safetensors")
+        return folder
+
+    return written
