@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
+
+from specrt_export.builder import build
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.heads.eagle3_format import Head, read_head
+from specrt_export.recipe import read_recipe
 
 VOCABULARY, SCORED, WIDTH, LAYERS = 96, 40, 32, 4
 INPUTS = [1, 2, 3]
@@ -31,8 +35,6 @@ LAYER = {
 }  # fmt: skip
 
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-
-WriteHead = Callable[..., Path]
 
 
 def _random(*shape: int, scale: float = 0.3) -> torch.Tensor:
@@ -88,33 +90,61 @@ def tensors(*flags: str, scored: int = SCORED, width: int = WIDTH) -> dict[str, 
     return made
 
 
-@pytest.fixture
-def write_head(tmp_path: Path) -> WriteHead:
+def save_head(
+    folder: Path, *flags: str, flat: bool = False, scored: int = SCORED,
+    weights: dict[str, torch.Tensor] | None = None, **more: Any,
+) -> Path:  # fmt: skip
     """Write the checkpoint of a head with some flags, in the format of `speculators` or flat."""
+    folder.mkdir()
+    made = tensors(*flags, scored=scored) if weights is None else weights
+    if flat:
+        made = {n.replace("layers.0.", "midlayer.", 1): t for n, t in made.items()}
+        outputs = [i - 1 for i in INPUTS]
+        config: dict[str, Any] = {
+            **LAYER, "architectures": ["LlamaForCausalLMEagle3"],
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs},
+        }  # fmt: skip
+    else:
+        config = {
+            "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
+            "model_type": "speculator_model", "transformer_layer_config": LAYER,
+            "eagle_aux_hidden_state_layer_ids": INPUTS,
+        }  # fmt: skip
+    config |= {"draft_vocab_size": scored, **dict.fromkeys(flags, True), **more}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(made, folder / "model.safetensors")
+    return folder
 
-    def written(
-        *flags: str, flat: bool = False, name: str = "head", scored: int = SCORED,
-        weights: dict[str, torch.Tensor] | None = None, **more: Any,
-    ) -> Path:  # fmt: skip
-        folder = tmp_path / name
-        folder.mkdir()
-        made = tensors(*flags, scored=scored) if weights is None else weights
-        if flat:
-            made = {n.replace("layers.0.", "midlayer.", 1): t for n, t in made.items()}
-            config: dict[str, Any] = {**LAYER, "architectures": ["LlamaForCausalLMEagle3"]}
-            config["eagle_config"] = {
-                "eagle_aux_hidden_state_layer_ids": [i - 1 for i in INPUTS]
-            }
-        else:
-            config = {
-                "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
-                "model_type": "speculator_model", "transformer_layer_config": LAYER,
-                "eagle_aux_hidden_state_layer_ids": INPUTS,
-            }  # fmt: skip
-        config["draft_vocab_size"] = scored
-        config |= dict.fromkeys(flags, True) | more
-        (folder / "config.json").write_text(json.dumps(config))
-        save_file(made, folder / "model.safetensors")
-        return folder
 
-    return written
+RECIPE = """
+name = "tiny"
+
+[target]
+checkpoint = "{target}"
+
+[draft]
+checkpoint = "{head}"
+
+[engine]
+max_length = 160
+prefill = 12
+batch = 2
+gammas = [1, 2, 3, 4, 5, 6, 7, 8]
+"""
+
+
+@pytest.fixture(scope="session")
+def bundle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the target and a head with a trimmed vocabulary."""
+    folder = tmp_path_factory.mktemp("pair")
+    head = save_head(folder / "head")
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE.format(target=target, head=head), encoding="utf-8")
+    build(read_recipe(recipe), folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def head(bundle: Path, target: Path) -> Head:
+    """The checkpoint that the bundle's head is from."""
+    return read_head(Checkpoint.open(bundle.parent / "head"), Checkpoint.open(target))
