@@ -67,6 +67,7 @@ specrt.system
 specrt.text
 specrt.bundle specrt.params
 specrt.constraints
+specrt.traces
 specrt.records
 specrt.held_file
 specrt.remote.frames

@@ -69,6 +69,9 @@ _LISTS: tuple[tuple[str, type], ...] = (
 MOST_COMPLETIONS = 1024
 """Of one prompt in one call: all of them are kept until the last one ends."""
 
+MOST_RANKED = 64
+"""Likeliest tokens that are told of each position."""
+
 _MOST_PENALTY = 100
 
 _MOST_BIAS = 10_000
@@ -129,7 +132,7 @@ class SamplingParams:
     grammar: str | None = None
     """The text is what this Lark grammar derives from `start`; GBNF, with `::=`, is translated."""
     logprobs: int | None = None
-    """For each token of the output: how likely it was, and so many of the likeliest (0 to 20).
+    """For each token of the output: how likely it was, and so many of the likeliest (0 to 64).
     These are log-softmax of the target's own scores, before temperature, processors and masks, as
     plain decoding has them: a token that a mask forced may be unlikely."""
     prompt_logprobs: int | None = None
@@ -302,7 +305,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_few(value: Any) -> bool:
-    return _is_int(value) and 0 <= value <= 20
+    return _is_int(value) and 0 <= value <= MOST_RANKED
 
 
 def _is_real(value: Any) -> bool:
@@ -318,6 +321,8 @@ _COLLECTIONS: tuple[tuple[str, type], ...] = (
 )  # fmt: skip
 
 _OF_COMPLETIONS = f"a whole number from 1 to {MOST_COMPLETIONS}"
+
+_OF_RANKED = f"a whole number from 0 to {MOST_RANKED}, or None"
 
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n", lambda v: _is_int(v) and 1 <= v <= MOST_COMPLETIONS, _OF_COMPLETIONS),
@@ -336,8 +341,8 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("frequency_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
     ("no_repeat_ngram_size", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
     ("min_tokens", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
-    ("logprobs", lambda v: v is None or _is_few(v), "a whole number from 0 to 20, or None"),
-    ("prompt_logprobs", lambda v: v is None or _is_few(v), "a whole number from 0 to 20, or None"),
+    ("logprobs", lambda v: v is None or _is_few(v), _OF_RANKED),
+    ("prompt_logprobs", lambda v: v is None or _is_few(v), _OF_RANKED),
     ("seed", lambda v: v is None or _is_int(v), "a whole number, or None to draw one"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
     ("extra_args", lambda v: isinstance(v, Mapping), "a mapping of names to values"),

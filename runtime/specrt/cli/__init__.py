@@ -28,6 +28,8 @@ COMMANDS = {
     "verify": "verify.command",
     "bench": "bench.command",
     "tune": "tune.command",
+    "collect": "collect.command",
+    "align": "align.command",
     "doctor": "inspect.doctor",
     "config": "config.command",
 }

@@ -173,7 +173,7 @@ _LOGPROB_OPTIONS = (
         "--logprobs",
         type=int,
         metavar="K",
-        help="With --json: log-probabilities of each token and of the K likeliest, 0 to 20.",
+        help="With --json: log-probabilities of each token and of the K likeliest, 0 to 64.",
     ),
     click.option(
         "--prompt-logprobs",

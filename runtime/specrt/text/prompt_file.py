@@ -22,6 +22,8 @@ class PromptRecord:
     category: str = ""
     place: str = field(default="", compare=False)
     """File and line it came from, for error messages."""
+    domain: str = ""
+    """What its text is about, where the line says so."""
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:
@@ -99,4 +101,4 @@ def _parse(place: str, line: str) -> PromptRecord:
     text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(text, str):
         raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`; {_LINE}")
-    return PromptRecord(text, str(data.get("category", "")), place)
+    return PromptRecord(text, str(data.get("category", "")), place, str(data.get("domain", "")))
