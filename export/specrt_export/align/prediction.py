@@ -1,0 +1,136 @@
+"""What drafts would be accepted on texts of the target, and how fast that makes decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specrt.speculation.costs import Costs
+from specrt_export.align.sparse_loss import SparseTarget, overlap
+from specrt_export.align.trace_batches import TraceBatch, TraceWindow, grouped
+from specrt_export.align.trained_drafts import TrainedDraft
+
+BATCH = 4096
+"""Tokens that are read at once."""
+
+_LEAST = 1e-30
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Which tokens of a text each position of a draft would have had accepted.
+
+    Shapes: accepted [positions, A]: whether a draft has token a of the answer right in that
+        position, where all before it are.
+    """
+
+    accepted: NDArray[np.bool_]
+    domain: str
+
+    def rounds(self, gamma: int) -> list[tuple[int, int]]:
+        """Return (accepted, emitted) of each round that drafts `gamma` tokens.
+
+        The first token of an answer is the prefill's; the rounds follow one another.
+        """
+        most, total = self.accepted.shape
+        at, found = 1, []
+        while at < total:
+            right = 0
+            while right < min(gamma, total - at) and self.accepted[min(right, most - 1), at + right]:
+                right += 1
+            emitted = min(right + 1, total - at)
+            found.append((right, emitted))
+            at += emitted
+        return found
+
+
+def tokens_per_round(texts: Sequence[Acceptance], gamma: int) -> float:
+    """Return the tokens that a round yields, its own one included; 1 without texts."""
+    rounds = [one for text in texts for one in text.rounds(gamma)]
+    return sum(emitted for _, emitted in rounds) / len(rounds) if rounds else 1.0
+
+
+def by_position(texts: Sequence[Acceptance], gamma: int) -> list[float]:
+    """Return, for each position, the share of rounds in which the token there was accepted."""
+    rounds = [right for text in texts for right, _ in text.rounds(gamma)]
+    return [sum(right > at for right in rounds) / max(1, len(rounds)) for at in range(gamma)]
+
+
+def speeds(texts: Sequence[Acceptance], costs: Costs, most: int) -> list[float]:
+    """Return tokens a second at each gamma from 0 to `most`; steps of the target where assumed."""
+    unit = 1.0 if costs.assumed else 1e9
+    return [tokens_per_round(texts, g) / costs.round_ns(g) * unit for g in range(most + 1)]
+
+
+def drafts_of(costs: Costs, share: float, measured: float | None) -> Costs:
+    """Return costs with those of another draft, by its weights.
+
+    `share` is what it reads for a token, of what the target does; `measured` the same of the draft
+    that the costs are of, None where they are of none.
+    """
+    most, step = len(costs.draft_ns), costs.verify_ns[0]
+    factor = 1.0
+    if measured is not None and most > 1:
+        factor = max(1.0, costs.draft_ns[-1] / (most - 1) / (step * measured))
+    return replace(costs, draft_ns=tuple(g * step * share * factor for g in range(max(most, 9))))
+
+
+@torch.no_grad()
+def accepted(
+    draft: TrainedDraft, windows: Sequence[TraceWindow], positions: int,
+    entries: tuple[Tensor, Tensor] | None, temperature: float,
+) -> list[Acceptance]:  # fmt: skip
+    """Return what of a draft would be accepted on windows.
+
+    `entries` are the target's ids of the entries that it scores, and the entry of each id. At
+    temperature 0 that is the token the target wrote; above, chance decides, by the same noise each
+    time, with the probability that `rejection` accepts.
+    """
+    draft.trained.eval()
+    order = sorted(range(len(windows)), key=lambda at: len(windows[at].tokens))
+    found: dict[int, Acceptance] = {}
+    ids, entry_of = entries if entries is not None else (None, None)
+    for group in grouped(windows, order, BATCH):
+        batch = TraceBatch.of([windows[at] for at in group], entry_of)
+        right = torch.zeros(positions, len(batch.chosen), dtype=torch.bool)
+        for position, (offset, states) in enumerate(draft.steps(batch.tokens, positions)):
+            rows, chosen = placed(batch, states, offset)
+            logits = draft.logits(rows)
+            here = _right(logits, batch, chosen, ids, temperature)
+            right[position:, chosen] = here
+        ends = np.cumsum([len(windows[at].ids) for at in group])
+        for at, one in zip(group, np.split(right.numpy(), ends[:-1], axis=1), strict=True):
+            found[at] = Acceptance(one, windows[at].domain)
+    return [found[at] for at in range(len(windows))]
+
+
+def placed(batch: TraceBatch, states: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Return the states that predict a token with a known distribution, and where that is.
+
+    Shapes: states [B, S, H] -> [N, H], [N] int64.
+    """
+    places = torch.full_like(batch.places, -1)
+    width = places.shape[1] - offset
+    if width > 0:
+        places[:, :width] = batch.places[:, offset:]
+    there = places >= 0
+    return states[there], places[there]
+
+
+def _right(
+    logits: Tensor, batch: TraceBatch, chosen: Tensor, ids: Tensor | None, temperature: float
+) -> Tensor:
+    if temperature == 0:
+        best = logits.argmax(-1)
+        return (best if ids is None else ids[best]) == batch.chosen[chosen]
+    target = batch.target.rows(chosen)
+    scaled, rest = target.logprobs / temperature, torch.log(target.rest + _LEAST) / temperature
+    total = torch.cat([scaled, rest[:, None]], -1).logsumexp(-1)
+    colder = SparseTarget(target.ids, scaled - total[:, None], torch.exp(rest - total))
+    noise = torch.from_numpy(np.random.default_rng(0).random(len(batch.chosen))).float()
+    return noise[chosen] < overlap(logits / temperature, colder)

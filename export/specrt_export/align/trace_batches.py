@@ -1,0 +1,149 @@
+"""Traces as batches: what is trained on and what is held out, cut, padded, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specrt.errors import RequestError
+from specrt.traces import TraceText
+from specrt_export.align.sparse_loss import SparseTarget
+
+HELD_OUT = 0.1
+"""Share of the texts that nothing is trained on."""
+
+
+@dataclass(frozen=True)
+class TraceWindow:
+    """A text, or a part of it, and the distributions at some of its places.
+
+    Shapes: tokens [S]; ids and logprobs [A, K]; rest [A]. The first distribution is that of the
+        token at `first`, the next that of the one behind it.
+    """
+
+    tokens: NDArray[np.int64]
+    first: int
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    rest: NDArray[np.float32]
+    domain: str
+
+    @property
+    def last(self) -> int:
+        """Where the last distribution is."""
+        return self.first + len(self.ids) - 1
+
+
+def split(texts: Sequence[TraceText]) -> tuple[list[TraceText], list[TraceText]]:
+    """Return what is trained on and what is held out, which follows from a prompt alone.
+
+    Texts of which nothing can be drafted are on neither side.
+    Raises: RequestError where a side is left empty.
+    """
+    usable = [text for text in texts if len(text.answer) > 1]
+    if not usable:
+        raise RequestError(
+            "the traces hold no answer of two tokens or more; collect them with more --max-tokens"
+        )
+    held = [text for text in usable if text.chance < HELD_OUT]
+    kept = [text for text in usable if text.chance >= HELD_OUT]
+    if not held or not kept:
+        raise RequestError(
+            f"of {len(usable)} answers {len(held)} are held out by the hash of their prompts and "
+            f"{len(kept)} are not; collect traces of more prompts, 100 or more"
+        )
+    return kept, held
+
+
+def cut(text: TraceText, most: int) -> TraceWindow:
+    """Return at most so many tokens of a text: the answer, and what of the prompt fits before it.
+
+    Of an answer that is longer, its beginning is taken, a quarter of the tokens being the prompt.
+    """
+    tokens = np.concatenate([text.prompt, text.answer]).astype(np.int64)
+    asked = len(text.prompt)
+    begin = max(0, min(len(tokens) - most, asked - most // 4))
+    tokens = tokens[begin : begin + most]
+    count = begin + len(tokens) - asked
+    logprobs = text.logprobs[:count].astype(np.float32)
+    return TraceWindow(
+        tokens, asked - begin, text.ids[:count].astype(np.int64), logprobs,
+        text.rest[:count].astype(np.float32), text.domain,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TraceBatch:
+    """Windows side by side, filled up on the right.
+
+    Shapes: tokens [B, S] int64. `places[b, s]` is the row of `target` with the distribution of
+        token s of row b, or -1; chosen [N] int64 are the tokens that the target wrote there.
+    """
+
+    tokens: Tensor
+    places: Tensor
+    target: SparseTarget
+    chosen: Tensor
+    windows: Sequence[TraceWindow]
+
+    @classmethod
+    def of(cls, windows: Sequence[TraceWindow], entry_of: Tensor | None) -> TraceBatch:
+        """Join windows; `entry_of` [V] has the draft's entry of each id, -1 where it has none."""
+        longest = max(len(window.tokens) for window in windows)
+        tokens = torch.zeros(len(windows), longest, dtype=torch.int64)
+        places = torch.full((len(windows), longest), -1, dtype=torch.int64)
+        begin, chosen = 0, []
+        for row, window in enumerate(windows):
+            tokens[row, : len(window.tokens)] = torch.from_numpy(window.tokens)
+            span = slice(window.first, window.last + 1)
+            count = len(window.ids)
+            places[row, span] = torch.arange(begin, begin + count)
+            chosen.append(window.tokens[span])
+            begin += count
+        ids, logprobs, rest = (
+            torch.from_numpy(np.concatenate([getattr(w, name) for w in windows]))
+            for name in ("ids", "logprobs", "rest")
+        )
+        entries = ids if entry_of is None else entry_of[ids]
+        target = SparseTarget(entries, logprobs, rest)
+        return cls(tokens, places, target, torch.from_numpy(np.concatenate(chosen)), windows)
+
+
+def batches(
+    windows: Sequence[TraceWindow], tokens: int, entry_of: Tensor | None, seed: int, begin: int = 0
+) -> Iterator[TraceBatch]:
+    """Yield batches of about so many tokens without end, from number `begin` on.
+
+    Every pass over the windows has an order of its own, which the seed decides. Windows of a
+    batch are of about the same length.
+    """
+    number = passes = 0
+    by_length = sorted(range(len(windows)), key=lambda at: len(windows[at].tokens))
+    groups = list(grouped(windows, by_length, tokens))
+    while True:
+        order = np.random.default_rng([seed, passes]).permutation(len(groups))
+        for at in order:
+            if number >= begin:
+                yield TraceBatch.of([windows[i] for i in groups[at]], entry_of)
+            number += 1
+        passes += 1
+
+
+def grouped(
+    windows: Sequence[TraceWindow], order: Sequence[int], tokens: int
+) -> Iterator[list[int]]:
+    """Yield the numbers of windows that follow one another and take up to so many tokens padded."""
+    group: list[int] = []
+    for at in order:
+        longest = max(len(windows[i].tokens) for i in [*group[-1:], at])
+        if group and longest * (len(group) + 1) > tokens:
+            yield group
+            group = []
+        group.append(at)
+    if group:
+        yield group

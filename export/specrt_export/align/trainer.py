@@ -1,0 +1,212 @@
+"""Training: AdamW over batches of traces, a state that a killed run goes on from.
+
+Sources: AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101; the cosine, the same, arXiv:1608.03983.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specrt.errors import BuildError
+from specrt_export.align.prediction import accepted, by_position, placed
+from specrt_export.align.sparse_loss import sparse_loss
+from specrt_export.align.trace_batches import TraceBatch, TraceWindow, batches
+from specrt_export.align.trained_drafts import TrainedDraft
+
+WARMUP = 30
+"""Steps."""
+
+FINAL = 0.03
+"""Learning rate at the end, as a share of its peak."""
+
+DECAY = 0.8
+"""What the loss of a position weighs, of what that of the one before does."""
+
+PAUSE = 60.0
+"""Seconds; a step that takes longer was a stopped process, and counts as one second."""
+
+LOOKED_AT = 48
+"""Held-out texts that the acceptance on the way is measured on."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How long and how is trained."""
+
+    loss: str = "lk_hybrid"
+    minutes: float = 30.0
+    steps: int = 0
+    """End after as many; by `minutes` alone when 0."""
+    rate: float = 1e-3
+    positions: int = 4
+    """Of a draft that are trained."""
+    batch: int = 4096
+    """Tokens of a step."""
+    seed: int = 1
+    save_every: float = 60.0
+    """Seconds between saved states."""
+    look_every: float = 60.0
+    """Seconds between measurements of acceptance."""
+
+
+@dataclass
+class TrainingState:
+    """Where a run is. What is not here follows from the options."""
+
+    step: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    looks: list[tuple[int, float]] = field(default_factory=list)
+    """(step, held-out acceptance of the first position)."""
+
+
+Show = Callable[[float | None, str], None]
+
+
+class Trainer:
+    """One run over traces."""
+
+    def __init__(
+        self, draft: TrainedDraft, kept: Sequence[TraceWindow], held: Sequence[TraceWindow],
+        entries: tuple[Tensor, Tensor] | None, temperature: float, options: TrainingOptions,
+        place: Path, identity: str,
+    ) -> None:  # fmt: skip
+        self.state = TrainingState()
+        self._draft, self._kept, self._entries = draft, kept, entries
+        self._held, self._temperature = list(held)[:LOOKED_AT], temperature
+        self._options, self._place, self._identity = options, place, identity
+        weights = [p for p in draft.trained.parameters() if p.requires_grad]
+        matrices = [p for p in weights if p.ndim > 1]
+        others = [p for p in weights if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": 0.01},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95))
+
+    def resume(self) -> bool:
+        """Go on from a saved state; return False where there is none.
+
+        Raises: BuildError for a state of another run.
+        """
+        path = self._place / "state.pt"
+        if not path.exists():
+            return False
+        try:
+            saved = torch.load(path, weights_only=True)
+            identity = saved["identity"]
+        except Exception as error:  # of many types, whatever is in the file
+            raise BuildError(f"{path} is damaged; remove {self._place} to begin anew") from error
+        if identity != self._identity:
+            raise BuildError(
+                f"{self._place} is of a run with other options, traces or checkpoints; give the "
+                "same ones to go on, remove it to begin anew, or name another --out"
+            )
+        self._draft.trained.load_state_dict(saved["weights"], strict=False)
+        self._optimizer.load_state_dict(saved["optimizer"])
+        self.state = TrainingState(**saved["state"])
+        return True
+
+    def run(self, show: Show) -> None:
+        """Train until the time or the steps are spent."""
+        state, options = self.state, self._options
+        torch.manual_seed(options.seed)
+        entry_of = None if self._entries is None else self._entries[1]
+        source = batches(self._kept, options.batch, entry_of, options.seed, state.step)
+        saved = looked = began = time.monotonic()
+        while (done := self._done()) < 1:
+            loss = self._step(next(source), done)
+            if not math.isfinite(loss):
+                raise BuildError(
+                    f"the loss is {loss} at step {state.step + 1}; take a lower --learning-rate"
+                )
+            now = time.monotonic()
+            state.seconds += now - began if now - began < PAUSE else 1.0
+            began = now
+            state.step += 1
+            state.losses.append(loss)
+            if now - looked >= options.look_every:
+                looked = now
+                self._look()
+            if now - saved >= options.save_every:
+                saved = now
+                self.save()
+            show(self._done(), self._told())
+        self._look()
+        self.save()
+
+    def _done(self) -> float:
+        """Return the share that is done."""
+        options, state = self._options, self.state
+        shares = [state.seconds / (60 * options.minutes) if options.minutes > 0 else 1.0]
+        if options.steps:
+            shares = [state.step / options.steps]
+        return min(1.0, max(shares))
+
+    def _step(self, batch: TraceBatch, done: float) -> float:
+        options, state = self._options, self.state
+        rate = min(1.0, (state.step + 1) / WARMUP)
+        rate *= FINAL + (1 - FINAL) * (1 + math.cos(math.pi * done)) / 2
+        for group in self._optimizer.param_groups:
+            group["lr"] = options.rate * rate
+        self._draft.trained.train()
+        losses: list[Tensor] = []
+        with _faster():
+            for offset, states in self._draft.steps(batch.tokens, options.positions):
+                rows, chosen = placed(batch, states, offset)
+                if len(chosen):
+                    logits = self._draft.logits(rows)
+                    losses.append(sparse_loss(logits, batch.target.rows(chosen), options.loss))
+        weights = [DECAY**number for number in range(len(losses))]
+        loss = torch.stack([w * one for w, one in zip(weights, losses, strict=True)]).sum()
+        loss = loss / sum(weights)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._draft.trained.parameters(), 1.0)
+        self._optimizer.step()
+        return float(loss)
+
+    def _look(self) -> None:
+        found = accepted(self._draft, self._held, 1, self._entries, self._temperature)
+        self.state.looks.append((self.state.step, by_position(found, 1)[0]))
+
+    def _told(self) -> str:
+        last = self.state.losses[-20:]
+        told = f"step {self.state.step}, loss {sum(last) / len(last):.3f}"
+        if self.state.looks:
+            told += f", held-out acceptance {self.state.looks[-1][1]:.3f}"
+        return told
+
+    def save(self) -> None:
+        """Write the state aside, and put it in its place whole."""
+        self._place.mkdir(parents=True, exist_ok=True)
+        path, aside = self._place / "state.pt", self._place / "state.pt.part"
+        frozen = {n for n, p in self._draft.trained.named_parameters() if not p.requires_grad}
+        weights = self._draft.trained.state_dict()
+        saved: dict[str, Any] = {
+            "identity": self._identity,
+            "weights": {name: w for name, w in weights.items() if name not in frozen},
+            "optimizer": self._optimizer.state_dict(),
+            "state": vars(self.state),
+        }
+        with aside.open("wb") as file:
+            torch.save(saved, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+
+def _faster() -> Any:
+    """Return a context in which products are in bf16, where the processor has them."""
+    there = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.autocast("cpu", torch.bfloat16) if there else nullcontext()
