@@ -82,13 +82,15 @@ def own_weights(head: Head) -> dict[str, WeightBytes]:
 
 
 def is_head(checkpoint: Checkpoint) -> bool:
-    """Tell the checkpoint of a head from that of a model, by its config.json."""
-    config = checkpoint.config
+    """Tell the checkpoint of a head from that of a model, by its config.json or its weights."""
+    told = {"fc.weight", "midlayer.hidden_norm.weight"}
+    return names_head(checkpoint.config) or told <= set(checkpoint.weights)
+
+
+def names_head(config: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json names the class of a head."""
     names = [*(config.get("architectures") or ()), config.get("speculators_model_type", "")]
-    return any("eagle3" in str(name).lower() for name in names) or {
-        "fc.weight",
-        "midlayer.hidden_norm.weight",
-    } <= set(checkpoint.weights)
+    return any("eagle3" in str(name).lower() for name in names)
 
 
 def read_head(checkpoint: Checkpoint, target: Checkpoint, layers: tuple[int, ...] = ()) -> Head:
