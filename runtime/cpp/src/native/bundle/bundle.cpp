@@ -58,6 +58,18 @@ Release release(const std::string& text) {
   return version;
 }
 
+// Refuse a draft that only Python runs.
+void check_draft(const std::string& folder, const Manifest& manifest) {
+  const std::string remedy = "; open it with the hosted library, which runs both";
+  if (!manifest.draft) return;
+  if (!manifest.draft->kind.empty())
+    refuse(folder + " has a draft of kind " + shown(manifest.draft->kind) +
+           ", and the native library runs draft models" + remedy);
+  if (!manifest.draft->vocab_map.empty())
+    refuse(folder + " has a draft with the vocab_map " + shown(manifest.draft->vocab_map) +
+           ", and the native library runs drafts that score every entry" + remedy);
+}
+
 bool runs_here(const Manifest& manifest) {
   return manifest.target.backend == "ort-cpu" ||
          (manifest.draft && manifest.draft->backend == "ort-cpu");
@@ -190,6 +202,7 @@ Bundle open_folder(const std::string& path, int threads, const OpenOptions& opti
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   Record record = read_manifest(folder);
   check_machine(folder, record);
+  check_draft(folder, record.manifest);
   check_library(folder, record, options);
   Bundle bundle;
   bundle.files = check_files(folder, record);
