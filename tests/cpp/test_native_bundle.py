@@ -343,8 +343,10 @@ def least(document: Document) -> Document:
     made = copy.deepcopy(document)
     made.pop("origins", None)
     for role in ("target", "draft"):
-        for name in ("precision", "embedding", "head", "block", "per_row", "symmetric",
-                     "quality", "backend", "bits", "kind", "features", "accepted", "vocab_map"):  # fmt: skip
+        for name in (
+            "precision", "embedding", "head", "block", "per_row", "symmetric", "quality",
+            "backend", "bits", "kind", "features", "accepted", "vocab_map",
+        ):  # fmt: skip
             made.get(role, {}).pop(name, None)
     return made
 
