@@ -157,22 +157,25 @@ def test_engines_for_other_kernels_are_refused(native_calls: NativeCalls, folder
         assert layout is OUT or layout in refused["message"]
 
 
-def test_a_draft_that_only_python_runs_is_refused(native_calls: NativeCalls, folder: Path) -> None:
+def test_a_draft_that_its_backend_does_not_run_is_refused(
+    native_calls: NativeCalls, folder: Path
+) -> None:
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     manifest["format"] = FORMAT
+    manifest["target"]["features"] = 8
     call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
-    for fields_of_draft, says in (
-        ({"kind": "eagle3", "features": 8}, 'has a draft of kind "eagle3", and the native'),
-        ({"kind": "", "vocab_map": "tokenizer.json"}, 'has a draft with the vocab_map "tokenizer'),
-    ):
-        manifest["draft"] |= fields_of_draft
-        manifest["target"]["features"] = 8
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        assert read_manifest(folder).draft is not None
-        (refused,) = native_calls([call])
-        assert refused["status"] == 4
-        assert refused["message"].startswith(f"{folder} {says}")
-        assert refused["message"].endswith("; open it with the hosted library, which runs both")
+    for changed in (
+        {"kind": "eagle3", "features": 8}, {"kind": "", "vocab_map": "tokenizer.json"}
+    ):  # fmt: skip
+        for backend in ("tensorrt", "ort-cpu"):
+            manifest["draft"] |= {**changed, "backend": backend}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+            assert read_manifest(folder).draft is not None
+            (answer,) = native_calls([call])
+            assert isinstance(answer, list) == (backend == "ort-cpu")
+            if backend == "tensorrt":
+                assert answer["status"] == 4
+                assert "some entries only, which tensorrt does not run yet" in answer["message"]
 
 
 def listed(folder: Path, change: Callable[[Document], None]) -> None:

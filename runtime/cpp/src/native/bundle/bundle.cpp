@@ -58,16 +58,13 @@ Release release(const std::string& text) {
   return version;
 }
 
-// Refuse a draft that only Python runs.
+// Refuse a draft that its backend does not run.
 void check_draft(const std::string& folder, const Manifest& manifest) {
-  const std::string remedy = "; open it with the hosted library, which runs both";
-  if (!manifest.draft) return;
-  if (!manifest.draft->kind.empty())
-    refuse(folder + " has a draft of kind " + shown(manifest.draft->kind) +
-           ", and the native library runs draft models" + remedy);
-  if (!manifest.draft->vocab_map.empty())
-    refuse(folder + " has a draft with the vocab_map " + shown(manifest.draft->vocab_map) +
-           ", and the native library runs drafts that score every entry" + remedy);
+  if (!manifest.draft || manifest.draft->backend == "ort-cpu") return;
+  if (manifest.draft->kind.empty() && manifest.draft->vocab_map.empty()) return;
+  refuse(folder + " has a draft that is a head or scores some entries only, which " +
+         manifest.draft->backend +
+         " does not run yet; build it for `ort-cpu`, or with a whole draft model");
 }
 
 bool runs_here(const Manifest& manifest) {
