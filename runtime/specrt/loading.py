@@ -222,11 +222,19 @@ def _open_model(
         threads=threads,
         beside=beside,
     )
-    if not model.vocab_map:
-        return engine
+    scored: int = getattr(engine, "scored", model.geometry.vocab_size)
     try:
+        entries = _scored_entries(bundle, model.vocab_map) if model.vocab_map else None
+        said = model.geometry.vocab_size if entries is None else len(entries)
+        if scored != said:
+            raise BundleError(
+                f"{bundle.file(model.engine)} scores {scored} entries of the vocabulary, and the "
+                f"bundle says {said}; they do not belong together: build the bundle again"
+            )
+        if entries is None:
+            return engine
         assert isinstance(engine, PackedEngine), "backends that run heads pack rows"
-        return TrimmedEngine(engine, _scored_entries(bundle, model.vocab_map))
+        return TrimmedEngine(engine, entries)
     except BaseException:
         engine.close()
         raise

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from heads.conftest import RECIPE, VOCABULARY, save_head, target
 from numpy.typing import NDArray
 
 import specrt
 from cpp.conftest import Library
 from cpp.test_replay import Requests, case, check, replay
+from heads.conftest import RECIPE, VOCABULARY, save_head, target
 from specrt.bundle import FORMAT, Bundle, hash_file
 from specrt.errors import BundleError
 from specrt.generator import Generator

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 
 import specrt
 from heads.conftest import VOCABULARY
+from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
@@ -182,3 +186,21 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
     expected = table.sum(0) / 2
     chi = float(((table - expected) ** 2 / expected).sum())
     assert chi < 2.5 * (table.shape[1] - 1)
+
+
+def test_a_bundle_whose_parts_do_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """A map of other entries, of fewer, and features that the manifest says otherwise."""
+    for number, change in enumerate(("fewer", "falling", "width")):
+        folder = tmp_path / str(number)
+        shutil.copytree(bundle, folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        entries = np.fromfile(folder / "draft" / "vocab_map.bin", "<i4")
+        if change == "width":
+            manifest["draft"]["features"] += 1
+        made = entries[:-1] if change == "fewer" else entries[:: -1 if change == "falling" else 1]
+        (folder / "draft" / "vocab_map.bin").write_bytes(made.tobytes())
+        digest = hashlib.sha256(made.tobytes()).hexdigest()
+        manifest["files"]["draft/vocab_map.bin"] = {"bytes": made.nbytes, "sha256": digest}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(BundleError, match=r"scores 40 entries|no rising ids|one width of both"):
+            specrt.load(folder)
