@@ -22,11 +22,10 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
-from specrt_export.checkpoint import text_config
+from specrt_export.checkpoint import names_head, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
-from specrt_export.heads.eagle3_format import names_head
 from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle

@@ -21,6 +21,7 @@ from specrt_export.heads.eagle3_format import Head, is_head, own_weights, read_h
 from specrt_export.heads.eagle3_module import load_head
 from specrt_export.portable.exporter import export_head
 from specrt_export.recipe import read_recipe
+from specrt_export.safetensors_file import map_array
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> Head:
@@ -212,3 +213,22 @@ def test_recipes_that_no_head_can_have(
     with pytest.raises(SpecrtError, match=message):
         build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_pickled_weights_are_read_as_tensors_alone(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    weights = tensors()
+    whole = opened(save_head(tmp_path / "head", flat=True, weights=weights), target)
+    (tmp_path / "head" / "model.safetensors").unlink()
+    named = {name.replace("layers.0.", "midlayer.", 1): t for name, t in weights.items()}
+    torch.save(named, tmp_path / "head" / "pytorch_model.bin")
+    head = opened(tmp_path / "head", target)
+    assert head.config == whole.config
+    for name, weight in head.weights.items():
+        if name in weights:
+            assert np.array_equal(map_array(weight), weights[name].numpy())
+    torch.save({"fc.weight": Path("x")}, tmp_path / "head" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="cannot be converted"):
+        opened(tmp_path / "head", target)
