@@ -329,7 +329,7 @@ class LLM:
     """A bundle behind vLLM's offline interface.
 
     `model` is a bundle's directory; `num_speculative_tokens` is gamma (the bundle's default when
-    None, 0 for plain decoding).
+    None, 0 for plain decoding). `text_memory_bytes`: see `load`.
     """
 
     def __init__(
@@ -338,8 +338,9 @@ class LLM:
         *,
         num_speculative_tokens: int | None = None,
         threads: int | None = None,
+        text_memory_bytes: int = DEFAULT_BYTES,
     ) -> None:
-        self._generator = load(model, threads=threads)
+        self._generator = load(model, threads=threads, text_memory_bytes=text_memory_bytes)
         self._gamma = num_speculative_tokens
 
     def generate(
