@@ -87,9 +87,12 @@ class Rounds:
         return [int(t) for t in self._rng.integers(0, VOCABULARY, count)]
 
     def step(self, draft: Draft | None = None) -> bool:
-        """Run a round; with `draft`, tell whether the head drafts the same tokens."""
+        """Run a round; with `draft`, tell whether the head drafts the same tokens.
+
+        Without, other tokens are drafted, as lookup does, or none.
+        """
         gamma, same = int(self._rng.integers(1, 9)), True
-        drafted: list[int] = []
+        drafted = self.random(int(self._rng.integers(0, 9))) if self._target.length else []
         if draft is not None:
             drafter = HeadDrafter(
                 self._cache, SamplingParams(), Noise(0), FixedGamma(gamma), VOCABULARY
@@ -101,7 +104,7 @@ class Rounds:
         committed = [*drafted[:accepted], *self.random(1)]
         self._target.length = len(self.tokens) + accepted
         self.tokens += committed
-        if drafted:
+        if draft is not None:
             drafter.observe(self.tokens, Round(committed, len(drafted), accepted, 0, 0))
         return same
 
