@@ -38,6 +38,7 @@ specrt_export.lower
 specrt_export.quantize
 specrt_export.lint
 specrt_export.portable
+specrt_export.heads
 specrt_export.provenance
 specrt_export.checkpoint
 specrt_export.prequantized

@@ -112,8 +112,11 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
             manifest = replace(manifest, acceptance=acceptance(target, draft))
         manifest = replace(manifest, origins=origins)
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-        if head is not None:
-            _check_drafts(recipe, folder, progress)
+        if head is not None and manifest.draft is not None:
+            # Of the bundle as it will be run; no hash is of the manifest.
+            accepted = _accepted(recipe, folder, progress)
+            manifest = replace(manifest, draft=replace(manifest.draft, accepted=accepted))
+            (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     shutil.rmtree(_unfinished(out), ignore_errors=True)
 
 
@@ -140,8 +143,8 @@ def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
         )
 
 
-def _check_drafts(recipe: Recipe, bundle: Path, progress: Progress) -> None:
-    """Tell how many of the tokens that a head drafts are accepted, and refuse too few.
+def _accepted(recipe: Recipe, bundle: Path, progress: Progress) -> tuple[float, ...]:
+    """Return how many of the tokens that a head drafts are accepted, and refuse too few.
 
     Raises: BuildError.
     """
@@ -152,17 +155,16 @@ def _check_drafts(recipe: Recipe, bundle: Path, progress: Progress) -> None:
             "`calibration` in [quality]",
             0.98,
         )
-        return
+        return ()
     progress("draft", 0.98)
     shares = acceptance_by_position(bundle, calibration_path(recipe))
-    told = ", ".join(f"{share:.2f}" for share in shares)
-    progress(f"accepted of the tokens drafted, by position: {told}", 0.99)
     if shares[0] < least:
         raise BuildError(
             f"the target accepts {shares[0]:.2f} of the first tokens that the head drafts, and "
             f"quality.min_acceptance is {least}; the head may be of another target, read other "
             "layers (`layers` in [draft]), or be trained on text with another chat template"
         )
+    return tuple(shares)
 
 
 def _unfinished(out: Path) -> Path:

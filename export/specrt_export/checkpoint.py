@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specrt.errors import CheckpointError, how_to_install
+from specrt.errors import CheckpointError, first_line, how_to_install
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.prequantized.folder import QuantizedFolder
@@ -119,7 +121,7 @@ class Checkpoint:
         """The files that decide what a build makes of it."""
         if self.gguf is not None:
             return list(self.gguf.file.files)
-        kinds = (".json", ".safetensors", ".jinja")
+        kinds = (".json", ".safetensors", ".jinja", ".bin")
         return sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
 
     @property
@@ -169,7 +171,9 @@ class Checkpoint:
         folder = _folder(name_or_path, revision, config_only)
         path = folder / "config.json"
         config = _json(path, "a checkpoint folder holds one")
-        weights = {} if config_only else _weights(folder)
+        if names_head(config) and not config_only:
+            folder = _with_pickle(folder, name_or_path, revision)
+        weights = {} if config_only else _weights(folder, converts=names_head(config))
         part = text_config(config)
         if part is not config:
             config, weights = part, _text_weights(weights)
@@ -295,11 +299,61 @@ def _json(path: Path, why: str) -> dict[str, Any]:
     return data
 
 
-def _weights(folder: Path) -> dict[str, WeightBytes]:
+def names_head(config: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json names the class of a head of EAGLE-3."""
+    names = [*(config.get("architectures") or ()), config.get("speculators_model_type", "")]
+    return any("eagle3" in str(name).lower() for name in names)
+
+
+PICKLE = "pytorch_model.bin"
+"""Where many heads have their weights."""
+
+
+def _with_pickle(folder: Path, name_or_path: str | Path, revision: str | None) -> Path:
+    """Fetch the pickle of a head that has nothing else; return its folder."""
+    there = any((folder / name).exists() for name in (SINGLE, INDEX, PICKLE))
+    if there or Path(name_or_path).expanduser().is_dir():
+        return folder
+    return download(str(name_or_path), revision, (*CONFIG_FILES, PICKLE))
+
+
+def _converted(pickle: Path) -> Path:
+    """Return the tensors of a pickle as safetensors, converted once and kept in a cache.
+
+    Nothing that a pickle says is run: what is no tensor is refused.
+    Raises: CheckpointError.
+    """
+    facts = pickle.resolve().stat()
+    known = f"{pickle.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specrt" / "heads"
+    made = cache / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.safetensors"
+    if made.is_file():
+        return made
+    aside = made.with_name(f".{made.name}.{os.getpid()}")
+    try:
+        import torch
+        from safetensors.torch import save_file
+
+        tensors = torch.load(pickle, map_location="cpu", weights_only=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, aside)
+        aside.replace(made)
+    except Exception as error:  # the library raises whatever a damaged file makes it raise
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{pickle} cannot be converted ({first_line(error)}); save its tensors as "
+            f"{SINGLE} beside it"
+        ) from error
+    return made
+
+
+def _weights(folder: Path, *, converts: bool = False) -> dict[str, WeightBytes]:
     if (folder / SINGLE).exists():
         return read_header(folder / SINGLE)
     if (folder / INDEX).exists():
         return _sharded(folder)
+    if converts and (folder / PICKLE).is_file():
+        return read_header(_converted(folder / PICKLE))
     pickles = sorted(path.name for path in folder.glob("*.bin"))
     if pickles:
         raise CheckpointError(

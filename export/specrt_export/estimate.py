@@ -22,7 +22,7 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
-from specrt_export.checkpoint import text_config
+from specrt_export.checkpoint import names_head, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
@@ -112,6 +112,8 @@ class ModelShape:
     mlp_bias: bool
     half: bool
     """Whether the checkpoint is in fp16 or bf16."""
+    scored: int = 0
+    """Entries of the vocabulary that a head scores; 0 of models, which score all."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
@@ -120,6 +122,8 @@ class ModelShape:
         Raises: CheckpointError naming the model type or the key that is not known.
         """
         config = {**config, **config["text_config"]} if "text_config" in config else config
+        if names_head(config):
+            config = {**config, **config.get("transformer_layer_config", {})}
         kind = config.get("model_type")
         known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
         if known is None:
@@ -162,6 +166,7 @@ class ModelShape:
             attention_bias=bool(config.get("attention_bias")) or known.query_bias,
             mlp_bias=bool(config.get("mlp_bias")),
             half=(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16"),
+            scored=number("draft_vocab_size", number("vocab_size")) if names_head(config) else 0,
         )
 
     @property
@@ -169,19 +174,22 @@ class ModelShape:
         """Return the weights of the model, a tied table once."""
         table = self.geometry.vocab_size * self.hidden
         matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
+        if self.scored:
+            return matrices + table + self.scored * self.hidden + sum(self.vectors())
         return matrices + table * (1 if self.tied else 2) + sum(self.vectors())
 
     def matrices(self) -> Iterator[Matrix]:
         """Yield the matrices of an engine: projections that read the same input are one."""
         g, hidden = self.geometry, self.hidden
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
-        for _ in range(g.layers):
-            yield Matrix("layers", queries + 2 * keys, hidden)
+        for layer in range(g.layers):
+            beside = hidden if self.scored and not layer else 0  # the feature beside each token
+            yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)
             yield Matrix("layers", 2 * self.intermediate, hidden)
             yield Matrix("layers", hidden, self.intermediate)
         yield Matrix("embedding", g.vocab_size, hidden)
-        yield Matrix("head", g.vocab_size, hidden)
+        yield Matrix("head", self.scored or g.vocab_size, hidden)
 
     def vectors(self) -> Iterator[int]:
         """Yield the sizes of norms and biases."""

@@ -180,6 +180,9 @@ class ModelRecord:
     """`eagle3` for a head that drafts from the target's features; empty for a language model."""
     features: Annotated[int, Interval(0, 10**6)] = 0
     """Width of the features that a target leaves at each position for a head, or a head reads."""
+    accepted: tuple[float, ...] = ()
+    """Of a head: for each position of a draft, the share of rounds on the recipe's calibration text
+    in which the target accepted it; empty where that was not measured."""
     vocab_map: str = ""
     """The file with the target's id of each entry that a draft scores, int32 little-endian; empty
     where it scores all of them."""
@@ -342,6 +345,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          "quality.top1 is above 1; expected a share"),
         (any(r.kind not in KINDS for r in m.models),
          f"kind is {short([r.kind for r in m.models])}; expected one of {short(KINDS)} each"),
+        (any(not 0 <= share <= 1 for r in m.models for share in r.accepted),
+         "accepted has a number that is no share; expected 0 to 1"),
         (m.target.kind != "" or m.target.vocab_map != "",
          "the target is a head or has a vocab_map; expected a language model"),
         (m.draft is not None and m.draft.kind != ""

@@ -222,11 +222,19 @@ def _open_model(
         threads=threads,
         beside=beside,
     )
-    if not model.vocab_map:
-        return engine
+    scored: int = getattr(engine, "scored", model.geometry.vocab_size)
     try:
+        entries = _scored_entries(bundle, model.vocab_map) if model.vocab_map else None
+        said = model.geometry.vocab_size if entries is None else len(entries)
+        if scored != said:
+            raise BundleError(
+                f"{bundle.file(model.engine)} scores {scored} entries of the vocabulary, and the "
+                f"bundle says {said}; they do not belong together: build the bundle again"
+            )
+        if entries is None:
+            return engine
         assert isinstance(engine, PackedEngine), "backends that run heads pack rows"
-        return TrimmedEngine(engine, _scored_entries(bundle, model.vocab_map))
+        return TrimmedEngine(engine, entries)
     except BaseException:
         engine.close()
         raise
@@ -321,7 +329,7 @@ class LLM:
     """A bundle behind vLLM's offline interface.
 
     `model` is a bundle's directory; `num_speculative_tokens` is gamma (the bundle's default when
-    None, 0 for plain decoding).
+    None, 0 for plain decoding). `text_memory_bytes`: see `load`.
     """
 
     def __init__(
@@ -330,8 +338,9 @@ class LLM:
         *,
         num_speculative_tokens: int | None = None,
         threads: int | None = None,
+        text_memory_bytes: int = DEFAULT_BYTES,
     ) -> None:
-        self._generator = load(model, threads=threads)
+        self._generator = load(model, threads=threads, text_memory_bytes=text_memory_bytes)
         self._gamma = num_speculative_tokens
 
     def generate(

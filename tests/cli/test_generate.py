@@ -242,8 +242,9 @@ def test_texts_of_one_run_are_drafted_in_the_next(cli: Run, codelet: Path, tmp_p
     again, sources = ran("--text-memory-file", file)
     assert again == text
     assert "memory" in sources
-    refused = cli(*asked, "--text-memory-file", file, "--no-text-memory").refusal
-    assert "--no-text-memory were given" in refused
+    both = ("--text-memory-file", file, "--no-text-memory")
+    for command in (asked, ("chat", codelet)):
+        assert "--no-text-memory were given" in cli(*command, *both).refusal
     refused = cli(*asked, "--text-memory-file", file, "--remote", "ws://a").refusal
     assert "--remote were given" in refused
     file.write_bytes(file.read_bytes()[:-3])

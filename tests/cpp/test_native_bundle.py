@@ -22,6 +22,7 @@ from onnx import helper
 from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, run_program
 from cpp.native_calls import Document
 from specrt.bundle import (
+    FORMAT,
     Bundle,
     Geometry,
     Manifest,
@@ -56,8 +57,8 @@ STRICTER = [
 OUT = object()
 """Instead of a value: leave the place out."""
 DAMAGE: list[tuple[str, Any, str]] = [
-    ("format", 2, "has bundle format 2, and this specrt reads up to 1"),
-    ("format", True, "format is true; expected a whole number from 1 to 1"),
+    ("format", 3, "has bundle format 3, and this specrt reads up to 2"),
+    ("format", True, "format is true; expected a whole number from 1 to 2"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
     ("batch", 65, "batch is 65; expected 1 to 64"),
     ("batch", 1.0, "batch is 1"),
@@ -74,6 +75,13 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("target/geometry/layers", 10**9, "target.geometry.layers is 1000000000"),
     ("draft/shape", 1, "draft has an unknown key"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
+    ("draft/kind", "medusa", 'kind is ("", "medusa"); expected one of ("", "eagle3") each'),
+    ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),
+    ("target/vocab_map", "tokenizer.json", "the target is a head or has a vocab_map"),
+    ("draft/kind", "eagle3", "the head reads features of width 0, and the target leaves 0"),
+    ("draft/features", 10**6 + 1, "features is 1000001; expected a whole number from 0 to 1000000"),
+    ("draft/vocab_map", "other", 'files lacks "other"; expected it'),
+    ("draft/accepted", [0.5, 2], "accepted has a number that is no share; expected 0 to 1"),
     ("files/tokenizer.json", OUT, 'files lacks "tokenizer.json"'),
     ("files/|etc|passwd", {"bytes": 1, "sha256": ""}, "a place inside the bundle"),
     ("files/a|..|..|b", {"bytes": 1, "sha256": ""}, "a place inside the bundle"),
@@ -147,6 +155,27 @@ def test_engines_for_other_kernels_are_refused(native_calls: NativeCalls, folder
         assert refused["status"] == 4
         assert "build the bundle again" in refused["message"]
         assert layout is OUT or layout in refused["message"]
+
+
+def test_a_draft_that_its_backend_does_not_run_is_refused(
+    native_calls: NativeCalls, folder: Path
+) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    manifest["format"] = FORMAT
+    manifest["target"]["features"] = 8
+    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
+    for changed in (
+        {"kind": "eagle3", "features": 8}, {"kind": "", "vocab_map": "tokenizer.json"}
+    ):  # fmt: skip
+        for backend in ("tensorrt", "ort-cpu"):
+            manifest["draft"] |= {**changed, "backend": backend}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+            assert read_manifest(folder).draft is not None
+            (answer,) = native_calls([call])
+            assert isinstance(answer, list) == (backend == "ort-cpu")
+            if backend == "tensorrt":
+                assert answer["status"] == 4
+                assert "some entries only, which tensorrt does not run yet" in answer["message"]
 
 
 def listed(folder: Path, change: Callable[[Document], None]) -> None:
@@ -287,7 +316,11 @@ def full(manifest: Document) -> tuple[Document, Document]:
     made |= {"gamma": 2, "bos_token_id": 5, "device": {**made["device"], "gpu": "g"}}
     more = {"precision": "int8", "embedding": "fp16", "head": "bf16", "block": 32, "per_row": True,
             "symmetric": False, "quality": {"kl": 0.25, "top1": 0.5, "tokens": 7},
-            "bits": {"head": "int8"}}  # fmt: skip
+            "bits": {"head": "int8"}, "features": 96, "accepted": [0.5, 0.25]}  # fmt: skip
+    made["target"] |= {"kind": "", "vocab_map": ""}
+    made["draft"] |= {"kind": "eagle3", "vocab_map": "draft/vocab_map.bin"}
+    made |= {"format": FORMAT}
+    made["files"]["draft/vocab_map.bin"] = {"bytes": 4, "sha256": "0" * 64}
     for role, items in (("target", 2), ("draft", 4)):
         made[role] |= {**more, "backend": made["backend"], "kv_item_bytes": items}
     machine = asdict(this_machine(backend_named(manifest["backend"]).library()))
@@ -313,15 +346,19 @@ def least(document: Document) -> Document:
     made = copy.deepcopy(document)
     made.pop("origins", None)
     for role in ("target", "draft"):
-        for name in ("precision", "embedding", "head", "block", "per_row", "symmetric",
-                     "quality", "backend", "bits"):  # fmt: skip
+        for name in (
+            "precision", "embedding", "head", "block", "per_row", "symmetric", "quality",
+            "backend", "bits", "kind", "features", "accepted", "vocab_map",
+        ):  # fmt: skip
             made.get(role, {}).pop(name, None)
     return made
 
 
 def _model(manifest: Manifest, model: ModelRecord) -> Document:
     sizes = ("layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions")
-    names = ("engine", "precision", "kv_item_bytes", "weight_bytes")
+    names = (
+        "engine", "precision", "kv_item_bytes", "weight_bytes", "kind", "features", "vocab_map",
+    )  # fmt: skip
     return {
         "backend": manifest.backend_of(model),
         "geometry": [getattr(model.geometry, name) for name in sizes],

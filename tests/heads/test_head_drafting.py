@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 
 import specrt
 from heads.conftest import VOCABULARY
+from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
@@ -83,9 +87,12 @@ class Rounds:
         return [int(t) for t in self._rng.integers(0, VOCABULARY, count)]
 
     def step(self, draft: Draft | None = None) -> bool:
-        """Run a round; with `draft`, tell whether the head drafts the same tokens."""
+        """Run a round; with `draft`, tell whether the head drafts the same tokens.
+
+        Without, other tokens are drafted, as lookup does, or none.
+        """
         gamma, same = int(self._rng.integers(1, 9)), True
-        drafted: list[int] = []
+        drafted = self.random(int(self._rng.integers(0, 9))) if self._target.length else []
         if draft is not None:
             drafter = HeadDrafter(
                 self._cache, SamplingParams(), Noise(0), FixedGamma(gamma), VOCABULARY
@@ -97,7 +104,7 @@ class Rounds:
         committed = [*drafted[:accepted], *self.random(1)]
         self._target.length = len(self.tokens) + accepted
         self.tokens += committed
-        if drafted:
+        if draft is not None:
             drafter.observe(self.tokens, Round(committed, len(drafted), accepted, 0, 0))
         return same
 
@@ -182,3 +189,21 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
     expected = table.sum(0) / 2
     chi = float(((table - expected) ** 2 / expected).sum())
     assert chi < 2.5 * (table.shape[1] - 1)
+
+
+def test_a_bundle_whose_parts_do_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """A map of other entries, of fewer, and features that the manifest says otherwise."""
+    for number, change in enumerate(("fewer", "falling", "width")):
+        folder = tmp_path / str(number)
+        shutil.copytree(bundle, folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        entries = np.fromfile(folder / "draft" / "vocab_map.bin", "<i4")
+        if change == "width":
+            manifest["draft"]["features"] += 1
+        made = entries[:-1] if change == "fewer" else entries[:: -1 if change == "falling" else 1]
+        (folder / "draft" / "vocab_map.bin").write_bytes(made.tobytes())
+        digest = hashlib.sha256(made.tobytes()).hexdigest()
+        manifest["files"]["draft/vocab_map.bin"] = {"bytes": made.nbytes, "sha256": digest}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(BundleError, match=r"scores 40 entries|no rising ids|one width of both"):
+            specrt.load(folder)

@@ -164,7 +164,24 @@ def test_keys_open_everything_but_the_public_paths(tokenizer: Tokenizer) -> None
             assert other.post(TEXT, content=parts(), headers=key).status_code == 413
 
 
+def test_pages_of_named_origins_alone_may_call(tokenizer: Tokenizer) -> None:
+    """A browser asks before it sends a key, and reads an answer only if the origin is named."""
+    ours, other = "https://app.example", "https://app.example.evil"
+    asking = {"Access-Control-Request-Method": "POST"}
+    keys = {"Authorization": "Bearer right", "Access-Control-Request-Headers": "authorization"}
+    for origins, told in (((ours,), {ours: ours}), (("*",), {ours: "*", other: "*"}), ((), {})):
+        toys = rows(packed, 1, tokenizer)
+        with serving(toys, api_keys=("right",), allow_origins=origins) as live:
+            for origin in (ours, other):
+                asked = live.http.options(TEXT, headers={**asking, "Origin": origin})
+                assert (asked.status_code == 200) is (origin in told)
+                read = live.http.get("/v1/models", headers={**keys, "Origin": origin})
+                assert read.headers.get("access-control-allow-origin") == told.get(origin)
+
+
 def test_options_out_of_range() -> None:
+    with pytest.raises(RequestError, match="expected one such as"):
+        ServerOptions(allow_origins=("app.example/path",))
     with pytest.raises(RequestError, match="max_queue"):
         ServerOptions(max_queue=-1)
     with pytest.raises(RequestError, match="empty"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,19 @@ from scipy import stats
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Distribution, process, residual
-from specrt.sampling.noise import Noise
-from specrt.speculation.drafters import DRAFTERS
+from specrt.sampling.noise import Noise, Purpose
+from specrt.speculation.drafters import DRAFTERS, ModelDrafter
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.round import NOTHING, Proposal, Round, Verdict, run_alone
+from specrt.speculation.round import (
+    NOTHING,
+    Proposal,
+    Round,
+    Verdict,
+    run_alone,
+    run_rounds,
+    speculate,
+)
 from specrt.speculation.target import VERIFIERS, EngineTarget, rejection
 from speculation.support import GREEDY, PROMPT, Whim, drafter_named, loop
 from support.toy import TableEngine, near, plain
@@ -118,7 +126,8 @@ def random_law(rng: np.random.Generator) -> Distribution:
 
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("verifier", VERIFIERS.values(), ids=VERIFIERS)
-def test_every_rule_accepts_a_prefix_and_looks_no_further(verifier: Any, certain: bool) -> None:
+def test_every_rule_accepts_a_prefix(verifier: Any, certain: bool) -> None:
+    looks_ahead = verifier.needs_distributions and not certain  # all of a block is weighed
     lengths = Counter[int]()
     for seed in range(300):
         rng, noise = np.random.default_rng(seed), Noise(seed)
@@ -136,7 +145,8 @@ def test_every_rule_accepts_a_prefix_and_looks_no_further(verifier: Any, certain
 
         proposal = Proposal(drafted, None if certain else drawn_from[:count])
         accepted, following, *_ = verifier.accept(proposal, p, noise, 100)
-        assert sorted({*looked}) == list(range(accepted + 1))
+        assert sorted({*looked}) == list(range(max(looked) + 1))
+        assert accepted <= max(looked) <= (count if looks_ahead else accepted)
         assert following in target[accepted].ids
         assert all(target[i].prob(token) > 0 for i, token in enumerate(drafted[:accepted]))
         lengths[accepted] += 1
@@ -148,49 +158,237 @@ def test_every_rule_accepts_a_prefix_and_looks_no_further(verifier: Any, certain
     assert set(lengths) == set(range(6))
 
 
-class Fixed(Noise):
-    """Noise whose uniform numbers are given."""
+class Decision:
+    """A number that is compared once: the outcome is given, its chance is kept."""
 
-    def __init__(self, *numbers: float) -> None:
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
+
+    def __lt__(self, chance: float) -> bool:
+        return self._forks.decide(min(max(chance, 0.0), 1.0))
+
+
+class Forks(Noise):
+    """Noise of which every decision is given; those that are not are refusals."""
+
+    def __init__(self, *given: bool) -> None:
         super().__init__(0)
-        self._numbers = iter(numbers)
+        self.given, self.taken, self.weight = given, list[bool](), 1.0
+        self.law = dense(1.0)
+        """What the token after the accepted ones is drawn from."""
 
-    def uniform(self, purpose: Any, position: int) -> float:
-        return next(self._numbers)
+    def uniform(self, purpose: Any, position: int) -> Any:
+        return Decision(self)
+
+    def decide(self, chance: float) -> bool:
+        known = len(self.taken) < len(self.given)
+        self.taken.append(known and self.given[len(self.taken)])
+        self.weight *= chance if self.taken[-1] else 1.0 - chance
+        return self.taken[-1]
 
 
-def exact_law(p: Distribution, q: Distribution | None, token: int) -> Floats:
-    """Return the law of the first token under `rejection`, summed over every outcome.
+def outcomes(
+    rule: Any, proposal: Proposal, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[float, int, Distribution]]:
+    """Yield how each round of a draft may end: its chance, what is accepted, the law of the next.
 
-    The chance of acceptance is found by bisection of the rule's own decision, and the correction
-    taken from `residual`, so this checks the code and not a copy of its formula.
+    They are the outcomes of the code: every comparison with a number is decided both ways.
     """
-    law = np.zeros(VOCAB)
-    drawn = q or dense(*(float(i == token) for i in range(VOCAB)))
-    for x, chance in zip(drawn.ids, drawn.probs, strict=True):
-        proposal = Proposal([int(x)], [q] if q else None)
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            kept = rejection(proposal, lambda i: p, Fixed(middle), 0).accepted
-            low, high = (middle, high) if kept else (low, middle)
-        law[x] += chance * low
-        rest = residual(p, q, int(x))
-        assert set(rest.ids) <= set(p.ids)
-        assert rest.probs.sum() == pytest.approx(1.0)
-        law[rest.ids] += chance * (1 - low) * rest.probs
+
+    def remember(law: Distribution, noise: Any, purpose: Any, position: int) -> int:
+        noise.law = law
+        return int(law.ids[0])
+
+    pending: list[tuple[bool, ...]] = [()]
+    with monkeypatch.context() as patched:
+        patched.setattr(Distribution, "draw", remember)
+        while pending:
+            given = pending.pop()
+            forks = Forks(*given)
+            accepted = rule(proposal, target, forks, 0).accepted
+            yield forks.weight, accepted, forks.law
+            taken = tuple(forks.taken)
+            pending += [(*taken[:i], True) for i in range(len(given), len(taken))]
+
+
+Laws = dict[tuple[int, ...], Distribution]
+"""Of the token behind each path."""
+
+
+def random_laws(rng: np.random.Generator, depth: int, sparse: bool = True) -> Laws:
+    paths = [p for n in range(depth + 1) for p in itertools.product(range(VOCAB), repeat=n)]
+    if sparse:
+        return {path: random_law(rng) for path in paths}
+    return {path: dense(*rng.dirichlet(np.full(VOCAB, 4.0))) for path in paths}
+
+
+def judged(
+    rule: Any, p: Laws, q: Laws, gamma: int, monkeypatch: pytest.MonkeyPatch, stop: Any = None
+) -> tuple[NDArray[np.float64], float]:
+    """Return the law of the next gamma + 1 tokens, and how many are accepted on average.
+
+    Sums over every draft that q may draw, and every outcome of it; tokens behind the round are the
+    target's own. `stop` tells where a draft ends before gamma.
+    """
+    law, mean = np.zeros((VOCAB,) * (gamma + 1)), 0.0
+
+    def spread(path: tuple[int, ...], chance: float) -> None:
+        if len(path) == gamma + 1:
+            law[path] += chance
+            return
+        for token, prob in zip(p[path].ids, p[path].probs, strict=True):
+            spread((*path, int(token)), chance * prob)
+
+    def draft(path: tuple[int, ...], chance: float) -> None:
+        nonlocal mean
+        if len(path) < gamma and not (stop and stop(path)):
+            for token, prob in zip(q[path].ids, q[path].probs, strict=True):
+                draft((*path, int(token)), chance * prob)
+            return
+        proposal = Proposal(path, [q[path[:i]] for i in range(len(path))])
+        found = outcomes(rule, proposal, lambda i: p[path[:i]], monkeypatch)
+        for weight, accepted, following in found:
+            mean += chance * weight * accepted
+            for token, prob in zip(following.ids, following.probs, strict=True):
+                if weight * prob > 0.0:
+                    spread((*path[:accepted], int(token)), chance * weight * prob)
+
+    draft((), 1.0)
+    return law, mean
+
+
+def product_law(p: Laws, gamma: int) -> NDArray[np.float64]:
+    law = np.ones((VOCAB,) * (gamma + 1))
+    for path in np.ndindex(law.shape):
+        law[path] = np.prod([p[path[:i]].prob(path[i]) for i in range(gamma + 1)])
     return law
 
 
-@pytest.mark.parametrize("certain", [False, True])
-def test_one_step_of_rejection_has_exactly_the_targets_law(certain: bool) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(30):
-        p, q = random_law(rng), None if certain else random_law(rng)
-        np.testing.assert_allclose(exact_law(p, q, number % VOCAB), law_of(p), atol=1e-12)
-    only = dense(0.0, 1.0)
+def by_token(p: Laws, q: Laws, gamma: int, path: tuple[int, ...] = ()) -> float:
+    """Return how many tokens are accepted on average where each is judged by itself."""
+    if len(path) == gamma:
+        return 0.0
+    chances = [min(p[path].prob(x), q[path].prob(x)) for x in range(VOCAB)]
+    return sum(
+        chance * (1.0 + by_token(p, q, gamma, (*path, x)))
+        for x, chance in enumerate(chances) if chance > 0.0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("gamma", "cases"), [(1, 20), (2, 12), (3, 3)])
+def test_a_block_has_exactly_the_targets_law(
+    gamma: int, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gains = []
+    for seed in range(cases):
+        rng = np.random.default_rng(seed)
+        p, q = (random_laws(rng, gamma, sparse=seed % 2 == 0) for _ in "pq")
+        law, mean = judged(rejection, p, q, gamma, monkeypatch)
+        np.testing.assert_allclose(law, product_law(p, gamma), atol=1e-12)
+        gains.append(mean - by_token(p, q, gamma))
+        # Drafts may end where they will, as long as it is known before the next token is drawn.
+        short = judged(rejection, p, q, gamma, monkeypatch, stop=lambda path: sum(path) % 3 == 2)
+        np.testing.assert_allclose(short[0], product_law(p, gamma), atol=1e-12)
+    assert min(gains) > -1e-12
+    assert gamma == 1 or max(gains) > 0.01
+
+
+def test_a_block_accepts_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of Sun et al. 2024, section 3: 11/9 tokens, and 10/9 where each is judged."""
+    paths = [(), (0,), (1,)]
+    p, q = dict.fromkeys(paths, dense(1 / 3, 2 / 3)), dict.fromkeys(paths, dense(2 / 3, 1 / 3))
+    mean = 0.0
+    for path in itertools.product(range(2), repeat=2):
+        chance = np.prod([q[()].prob(x) for x in path])
+        proposal = Proposal(path, [q[()]] * 2)
+        for weight, accepted, _ in outcomes(rejection, proposal, lambda _: p[()], monkeypatch):
+            mean += chance * weight * accepted
+    assert mean == pytest.approx(11 / 9)
+    assert by_token({**p}, {**q}, 2) == pytest.approx(10 / 9)
+
+
+def test_certain_tokens_have_exactly_the_targets_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both as certain tokens, and as tokens drawn from laws that know no other: one law."""
+    for seed in range(30):
+        p = random_laws(np.random.default_rng(seed), 3)
+        path = tuple(int(x) for x in np.random.default_rng(seed + 99).integers(0, VOCAB, 3))
+        found = []
+        for drafts in (None, [dense(*np.eye(VOCAB)[x]) for x in path]):
+            law = np.zeros((4, VOCAB))
+            proposal = Proposal(path, drafts)
+            for weight, accepted, following in outcomes(
+                rejection,
+                proposal,
+                lambda i, p=p, path=path: p[path[:i]],
+                monkeypatch,  # type: ignore[misc]
+            ):
+                law[accepted] += weight * law_of(following)
+            found.append(law)
+        np.testing.assert_allclose(*found, atol=1e-12)
+        emitted = np.zeros(VOCAB)  # the first token
+        emitted += found[0][0]
+        emitted[path[0]] += found[0][1:].sum()
+        np.testing.assert_allclose(emitted, law_of(p[()]), atol=1e-12)
+
+
+def test_nothing_is_left_of_equal_laws() -> None:
+    p, only = dense(0.25, 0.75), dense(0.0, 1.0)
     assert residual(p, p, 0) is p
-    assert residual(only, None, 1) is only  # of which nothing is left
+    assert residual(only, None, 1) is only
+
+
+def test_a_row_that_says_nothing_ends_the_draft() -> None:
+    """It is an error only where the text gets there."""
+    raised = Counter[bool]()
+    for seed in range(200):
+        rng, noise = np.random.default_rng(seed), Noise(seed)
+        laws, drafts = [random_law(rng) for _ in range(2)], [random_law(rng) for _ in range(4)]
+        drafted = [q.draw(noise, Purpose.DRAFT, i) for i, q in enumerate(drafts)]
+
+        def target(i: int, laws: Any = laws) -> Distribution:
+            if i >= 2:
+                raise EngineError("the scores are not numbers")
+            found: Distribution = laws[i]
+            return found
+
+        ends = []
+        for count in (2, 4):
+            try:
+                proposal = Proposal(drafted[:count], drafts[:count])
+                ends.append(rejection(proposal, target, noise, 0))
+            except EngineError:
+                ends.append(None)
+        assert ends[0] == ends[1]
+        raised[ends[0] is None] += 1
+    assert min(raised[True], raised[False]) > 10
+
+
+class Recorded(Noise):
+    """Noise that counts how often numbers are asked for, by purpose and position."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.asked = Counter[tuple[Purpose, int]]()
+
+    def uniform(self, purpose: Purpose, position: int) -> float:
+        self.asked[purpose, position] += 1
+        return super().uniform(purpose, position)
+
+    def exponential(self, purpose: Purpose, position: int, tokens: NDArray[np.int64]) -> Floats:
+        self.asked[purpose, position] += 1
+        return super().exponential(purpose, position, tokens)
+
+
+def test_no_number_of_rejection_is_used_twice() -> None:
+    """Those of positions behind a round decided about it: with them again rounds would depend."""
+    engine, draft = chain()
+    params, noise = SamplingParams(verifier="rejection", temperature=1.0), Recorded(4)
+    drafter = ModelDrafter(KVCache(draft), params, noise, Whim(2))
+    target, tokens = EngineTarget(KVCache(engine), params, noise), [0]
+    rounds = [*run_rounds(speculate(target, drafter, tokens, 400))]
+    assert sum(r.accepted < r.drafted - 1 for r in rounds) > 10
+    assert {purpose for purpose, _ in noise.asked} == {*Purpose} - {Purpose.TOKEN}
+    assert max(noise.asked.values()) == 1
 
 
 # Long samples, cut into thousands of two-token continuations
@@ -253,22 +451,97 @@ def _drawn(distribution: Distribution, noise: Noise, position: int) -> int:
     return rejection(Proposal(()), lambda _: distribution, noise, position).next
 
 
-@pytest.mark.parametrize(
-    ("rule", "drafter"),
-    [
-        (accepts_everything, "model"),
-        (draws_the_correction_from_the_target, "model"),
-        (swaps_target_and_draft, "model"),
-        (accepts_everything, "cascade"),
-        (draws_the_correction_from_the_target, "ngram"),
-    ],
-)
+def written_out(
+    *,
+    chance: Callable[[float, float], float] = lambda left, weight: left / (left + 1.0 - weight),
+    left: Callable[[Floats, Floats, float], Floats] = lambda p, q, weight: weight * p - q,
+) -> Callable[[Proposal, Target, Noise, int], Verdict]:
+    """Return block verification as the paper has it, over whole vocabularies, with parts to spoil.
+
+    `chance` is h of a prefix by the mass that is left and its weight, `left` is what the next
+    token is drawn from where no token is accepted behind.
+    """
+
+    def rule(proposal: Proposal, target: Target, noise: Noise, position: int) -> Verdict:
+        if proposal.distributions is None:
+            return rejection(proposal, target, noise, position)
+        count, weight = len(proposal.tokens), 1.0
+        accepted, law = 0, law_of(target(0))
+        for i in range(count + 1):
+            p = law_of(target(i))
+            rest, h = p, weight
+            if i < count:
+                q = law_of(proposal.distributions[i])
+                rest = np.maximum(left(p, q, weight), 0.0)
+                mass = np.maximum(weight * p - q, 0.0).sum()
+                h = chance(mass, weight) if weight < 1.0 else 1.0
+            if i == 0 or noise.uniform(Purpose.ACCEPT, position << 16 | i - 1) < h:
+                accepted, law = i, rest if rest.any() else p
+            if i < count:
+                token = proposal.tokens[i]
+                weight = min(weight * p[token] / q[token], 1.0)
+        return Verdict(accepted, _drawn(dense(*law / law.sum()), noise, position + accepted))
+
+    return rule
+
+
+def test_the_rule_is_the_papers() -> None:
+    lengths = Counter[int]()
+    for seed in range(300):
+        rng, noise = np.random.default_rng(seed), Noise(seed)
+        laws, drafts = [random_law(rng) for _ in range(6)], [random_law(rng) for _ in range(5)]
+        drafts = [p if rng.random() < 0.3 else q for p, q in zip(laws[1:], drafts, strict=True)]
+        drafted = [q.draw(noise, Purpose.DRAFT, i) for i, q in enumerate(drafts)]
+        proposal = Proposal(drafted, drafts)
+        found = rejection(proposal, laws.__getitem__, noise, 9)
+        assert found == written_out()(proposal, laws.__getitem__, noise, 9)
+        lengths[found.accepted] += 1
+    assert set(lengths) == set(range(6))
+
+
+WRONG_BLOCKS: dict[str, Any] = {
+    "keeps whatever has something left": written_out(chance=lambda left, weight: float(left > 0.0)),
+    "keeps a prefix by its weight": written_out(chance=lambda left, weight: weight),
+    "keeps a prefix by what is left": written_out(chance=lambda left, weight: left),
+    "draws what is left of one token": written_out(left=lambda p, q, weight: p - q),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BLOCKS)
+def test_a_wrong_block_has_another_law(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        p, q = (random_laws(rng, 2, sparse=False) for _ in "pq")
+        for rule in (written_out(), WRONG_BLOCKS[name]):
+            law = judged(rule, p, q, 2, monkeypatch)[0]
+            away.append(float(np.abs(law - product_law(p, 2)).max()))
+    assert max(away[::2]) < 1e-12
+    assert max(away[1::2]) > 3e-3
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "accepts everything": (accepts_everything, "model"),
+    "draws the correction from the target": (draws_the_correction_from_the_target, "model"),
+    "swaps target and draft": (swaps_target_and_draft, "model"),
+    "keeps whatever has something left": (
+        WRONG_BLOCKS["keeps whatever has something left"], "model",
+    ),
+    "accepts everything, in turn": (accepts_everything, "cascade"),
+    "draws the correction from the target, of lookup": (
+        draws_the_correction_from_the_target, "ngram",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_caught_by_the_same_sample(
-    rule: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rule, drafter = WRONG[name]
     wrong = VERIFIERS["rejection"]._replace(accept=rule)
     monkeypatch.setitem(VERIFIERS, "rejection", wrong)
-    assert likelihood("rejection", drafter, 3)[0] < ALPHA
+    assert likelihood("rejection", drafter, 3, new=2 * SHORT)[0] < ALPHA
 
 
 class LooksBack:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint import Checkpoint, names_head
 from specrt_export.safetensors_file import WeightBytes, map_array
 
 KIND = "eagle3"
@@ -82,13 +82,9 @@ def own_weights(head: Head) -> dict[str, WeightBytes]:
 
 
 def is_head(checkpoint: Checkpoint) -> bool:
-    """Tell the checkpoint of a head from that of a model, by its config.json."""
-    config = checkpoint.config
-    names = [*(config.get("architectures") or ()), config.get("speculators_model_type", "")]
-    return any("eagle3" in str(name).lower() for name in names) or {
-        "fc.weight",
-        "midlayer.hidden_norm.weight",
-    } <= set(checkpoint.weights)
+    """Tell the checkpoint of a head from that of a model, by its config.json or its weights."""
+    told = {"fc.weight", "midlayer.hidden_norm.weight"}
+    return names_head(checkpoint.config) or told <= set(checkpoint.weights)
 
 
 def read_head(checkpoint: Checkpoint, target: Checkpoint, layers: tuple[int, ...] = ()) -> Head:

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 import click
 
 from specrt.cli.cache import bundle_argument
-from specrt.cli.options import completion_options, print_notices, read_params
+from specrt.cli.options import (
+    TextMemoryOptions,
+    completion_options,
+    print_notices,
+    read_params,
+    text_memory_options,
+)
 from specrt.completion import Chunk, Completion, SpeculationStats, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
@@ -410,6 +416,7 @@ def _say(text: str) -> None:
 @click.option(
     "--show-draft", is_flag=True, help="Show drafted and accepted tokens in green, at a terminal."
 )
+@text_memory_options
 @completion_options
 @click.pass_obj
 def command(
@@ -418,6 +425,8 @@ def command(
     bundle: Path,
     system: str | None,
     show_draft: bool,
+    no_text_memory: bool,
+    text_memory_file: Path | None,
     gamma: Gamma | None,
     drafter: str | None,
     threads: int | None,
@@ -432,7 +441,10 @@ def command(
     """
     params = read_params(options)
     most = memory * 10**6 if memory is not None else None
-    with load(bundle, threads=threads, owns_process=owns_process, memory_bytes=most) as generator:
+    remembered = TextMemoryOptions(text_memory_file, off=no_text_memory).of_load()
+    with load(
+        bundle, threads=threads, owns_process=owns_process, memory_bytes=most, **remembered
+    ) as generator:
         template = _template(bundle)
         session = Session(
             generator, template, system=system, params=params, gamma=gamma, drafter=drafter

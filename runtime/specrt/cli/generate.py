@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -18,12 +18,14 @@ from specrt.cli.cache import bundle_argument
 from specrt.cli.options import (
     API_KEY,
     InputFile,
+    TextMemoryOptions,
     completion_options,
     graphs_text,
     logprob_options,
     print_notices,
     read_params,
     require_json,
+    text_memory_options,
 )
 from specrt.completion import Completion, Stream
 from specrt.engine.protocol import CudaGraphs
@@ -31,7 +33,6 @@ from specrt.errors import BundleError, RequestError, SpecrtError
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
-from specrt.speculation.text_memory import DEFAULT_BYTES
 from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 
@@ -42,13 +43,6 @@ class FilePrompts:
 
     prompts: Sequence[PromptRecord]
     encode: Callable[[str], list[int]] | None = None
-
-
-class TextMemoryOptions(NamedTuple):
-    """Whether texts are drafted from texts completed before them, and the file of these."""
-
-    file: Path | None
-    off: bool
 
 
 Source = str | list[int] | FilePrompts
@@ -79,14 +73,7 @@ Source = str | list[int] | FilePrompts
     help="Draft here and verify there: ws://HOST:8080 of `specrt serve --verify`. BUNDLE's target "
     f"is not opened. A key is read from {API_KEY}.",
 )
-@click.option(
-    "--no-text-memory", is_flag=True, help="Let no text be drafted from texts completed before it."
-)
-@click.option(
-    "--text-memory-file",
-    type=click.Path(path_type=Path),
-    help="File of texts to draft from; this run's are added to it. They are not encrypted.",
-)
+@text_memory_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.pass_obj
 def command(
@@ -162,14 +149,14 @@ def _opened(
     texts: TextMemoryOptions,
 ) -> Generator:  # fmt: skip
     """Open a bundle, or its draft for a target on a server."""
-    if texts.file is not None and (texts.off or remote is not None):
-        other = "--no-text-memory" if texts.off else "--remote"
-        raise RequestError(f"--text-memory-file and {other} were given; leave one of them out")
+    remembered = texts.of_load()
+    if texts.file is not None and remote is not None:
+        raise RequestError("--text-memory-file and --remote were given; leave one of them out")
     most = memory * 10**6 if memory is not None else None
     if remote is None:
         return load(
             bundle, threads=threads, owns_process=owns_process, memory_bytes=most,
-            text_memory_bytes=0 if texts.off else DEFAULT_BYTES, text_memory_file=texts.file,
+            **remembered,
         )  # fmt: skip
     from specrt.remote.link import LinkOptions
     from specrt.remote.remote_target import connect

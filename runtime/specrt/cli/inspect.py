@@ -127,6 +127,9 @@ def _loss_facts(model: ModelRecord) -> list[tuple[str, str]]:
         raised = [part for part, name in model.bits.items() if name != "int4"]
         told = f"{len(raised)} of {len(model.bits)} parts are int8, the others int4"
         facts.append(("bits", "; ".join([told, *raised])))
+    if model.accepted:
+        shares = ", ".join(f"{share:.2f}" for share in model.accepted)
+        facts.append(("accepted", f"{shares} of the drafts, by position, on the calibration text"))
     return facts
 
 
@@ -166,8 +169,9 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     g = model.geometry
     windows = sorted({w for w in g.windows if w})
     sliding = f", {sum(map(bool, g.windows))} of them see {_list(tuple(windows))} positions"
+    of = "; drafts from the target's features" if model.kind else ""
     return [
-        ("  model", f"{model.model_type}, {model.parameters / 1e6:.1f} M parameters"),
+        ("  model", f"{model.model_type}, {model.parameters / 1e6:.1f} M parameters{of}"),
         ("  layers", f"{g.layers}{sliding if windows else ''}"),
         ("  heads", f"{g.heads}, {g.kv_heads} for keys and values, of {g.head_dim}"),
         ("  vocabulary", str(g.vocab_size)),

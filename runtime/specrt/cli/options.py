@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from threading import Event, Thread
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -21,6 +21,7 @@ from specrt.errors import RequestError
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
+from specrt.speculation.text_memory import DEFAULT_BYTES
 from specrt.text.prompt_file import read_text
 
 API_KEY = "SPECRT_API_KEY"
@@ -189,6 +190,48 @@ def logprob_options(command: F) -> F:
     for option in reversed(_LOGPROB_OPTIONS):
         command = option(command)
     return command
+
+
+def text_memory_options(command: F) -> F:
+    """Add the options for what texts are drafted from; `TextMemoryOptions` has their values."""
+    for option in reversed(_TEXT_MEMORY_OPTIONS):
+        command = option(command)
+    return command
+
+
+class TextMemoryOptions(NamedTuple):
+    """Whether texts are drafted from texts completed before them, and the file of these."""
+
+    file: Path | None
+    off: bool
+
+    def of_load(self) -> dict[str, Any]:
+        """Return the arguments of `specrt.load`.
+
+        Raises: RequestError for a file where nothing is remembered.
+        """
+        if self.file is not None and self.off:
+            raise RequestError(
+                "--text-memory-file and --no-text-memory were given; leave one of them out"
+            )
+        return {
+            "text_memory_bytes": 0 if self.off else DEFAULT_BYTES,
+            "text_memory_file": self.file,
+        }
+
+
+_TEXT_MEMORY_OPTIONS = (
+    click.option(
+        "--no-text-memory",
+        is_flag=True,
+        help="Let no text be drafted from texts completed before it.",
+    ),
+    click.option(
+        "--text-memory-file",
+        type=click.Path(path_type=Path),
+        help="File of texts to draft from; this run's are added to it. They are not encrypted.",
+    ),
+)
 
 
 def require_json(params: SamplingParams, as_json: bool) -> None:

@@ -30,6 +30,12 @@ from specrt.text.prompt_file import read_text
     help=f"File of keys, one a line; ${API_KEY} is one more. Without a key the server is open.",
 )
 @click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Of a web page that may call the server, as https://app.example; * is all. Repeat it.",
+)
+@click.option(
     "--max-queue",
     default=64,
     show_default=True,
@@ -76,6 +82,7 @@ def command(
     port: int,
     name: str,
     api_key_file: Path | None,
+    allow_origin: tuple[str, ...],
     max_queue: int,
     metrics_prefix: str,
     chat_template: Path | None,
@@ -93,6 +100,7 @@ def command(
     options = ServerOptions(
         name=name,
         api_keys=_keys(api_key_file),
+        allow_origins=allow_origin,
         max_queue=max_queue,
         metrics_prefix=metrics_prefix,
         chat_template=chat_template,

@@ -156,7 +156,7 @@ def _open_ort_cpu(
     max_width: int, threads: int, beside: Engine | None,
 ) -> Engine:  # fmt: skip
     from specrt.engine.head_engine import HeadEngine
-    from specrt.engine.ort import OrtEngine, open_session
+    from specrt.engine.ort import OrtEngine, open_session, widths
     from specrt.engine.ort_contrib import ContribEngine
 
     session, weights = open_session(path, files, threads)
@@ -165,13 +165,15 @@ def _open_ort_cpu(
     engine = (OrtEngine if packs else ContribEngine)(
         session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
     )
-    if not any(i.name == "hidden" for i in session.get_inputs()):
+    read = widths(session.get_inputs()).get("hidden")
+    if read is None:
         return engine
     features = getattr(beside, "features", None)
-    if features is None:
+    if features is None or features.shape[-1] != read:
+        left = "no features" if features is None else f"features of width {features.shape[-1]}"
         raise EngineError(
-            f"{path} is a head, and its target leaves no features here; build both in one bundle "
-            "of `ort-cpu`"
+            f"{path} is a head that reads features of width {read}, and its target leaves {left} "
+            "here; build both in one bundle of `ort-cpu`"
         )
     return HeadEngine(engine, features)
 

@@ -34,6 +34,7 @@ class HeadEngine:
         self.max_length = engine.max_length
         self.max_width = engine.max_width
         self.close = engine.close
+        self.scored: int = getattr(engine, "scored", self.geometry.vocab_size)
         self._engine = engine
         self.features = features
         self._states = np.zeros((engine.batch, 1, features.shape[-1]), np.float32)

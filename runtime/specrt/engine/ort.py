@@ -57,7 +57,7 @@ class OrtEngine:
     Shapes: the KV buffers of a layer are [batch, kv_heads, P / 16, head_dim, 16] for keys and
         [batch, kv_heads, P, head_dim] for values, P being `max_length` in whole groups of 16;
         `features`, what a target leaves at each position for a head, is [batch, max_length, H],
-        and None without a head.
+        and None without a head. `scored` is how many entries of the vocabulary logits are of.
     Threads: forward passes of one engine must not overlap.
     """
 
@@ -70,6 +70,7 @@ class OrtEngine:
         self.max_length = max_length
         self.max_width = max_width
         self._session, self._weights = session, weights
+        self.scored = widths(session.get_outputs())["logits"]
         self._caches = self._allocate()
         tokens = batch * max_width
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
@@ -247,6 +248,11 @@ def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
             )
 
 
+def widths(ports: Sequence[Any]) -> dict[str, int]:
+    """Return the last dimension of each input or output of a session, by name."""
+    return {port.name: port.shape[-1] if port.shape else 1 for port in ports}
+
+
 def head_memory(
     session: Any, batch: int, max_length: int, tokens: int
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None, NDArray[np.float32] | None]:
@@ -255,11 +261,11 @@ def head_memory(
     Shapes: features of all positions [batch, max_length, H], those of a pass [1, tokens, H]; what
         a head reads in a pass [1, tokens, H].
     """
-    left = [o.shape[-1] for o in session.get_outputs() if o.name == "feature"]
-    read = [i.shape[-1] for i in session.get_inputs() if i.name == "hidden"]
-    features = np.zeros((batch, max_length, left[0]), np.float32) if left else None
-    passed = np.zeros((1, tokens, left[0]), np.float32) if left else None
-    return features, passed, np.zeros((1, tokens, read[0]), np.float32) if read else None
+    left, read = widths(session.get_outputs()).get("feature"), widths(session.get_inputs())
+    features = np.zeros((batch, max_length, left), np.float32) if left else None
+    passed = np.zeros((1, tokens, left), np.float32) if left else None
+    hidden = np.zeros((1, tokens, read["hidden"]), np.float32) if "hidden" in read else None
+    return features, passed, hidden
 
 
 def keep_features(features: NDArray[np.float32], feed: Feed, passed: NDArray[np.float32]) -> None:

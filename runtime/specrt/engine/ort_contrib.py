@@ -19,6 +19,7 @@ from specrt.engine.ort import (
     head_memory,
     keep_features,
     run_bound,
+    widths,
 )
 from specrt.engine.protocol import CLOSED, Feed, pass_size
 from specrt.errors import EngineError
@@ -47,6 +48,7 @@ class ContribEngine:
         self.max_length = max_length
         self.max_width = max_width
         self._session, self._weights = session, weights
+        self.scored = widths(session.get_outputs())["logits"]
         self._caches = self._allocate()
         self._tokens, self._rows = np.zeros((2, max_width), np.int64)
         self._start = np.zeros(1, np.int64)

@@ -177,22 +177,39 @@ class Distribution:
         return int(self.ids[waits.argmin()])
 
 
-def residual(target: Distribution, draft: Distribution | None, token: int) -> Distribution:
-    """Return norm(max(0, p - q)); a draft of None put all its mass on `token`.
+def residual(
+    target: Distribution, draft: Distribution | None, token: int, weight: float = 1.0
+) -> Distribution:
+    """Return norm(max(0, weight * p - q)); a draft of None put all its mass on `token`.
 
-    Where p and q are equal nothing is left, and the target itself is returned.
-    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1.
+    Where nothing is left, as of p and q that are equal, the target itself is returned.
+    Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; with a weight Sun et al. 2024,
+        arXiv:2403.10444, Equation 4.
     """
-    left = target.probs.copy()
+    left = target.probs * weight
     if draft is None:
         left[target.ids == token] = 0.0
     else:
-        at = np.minimum(np.searchsorted(draft.ids, target.ids), len(draft.ids) - 1)
-        left -= np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
+        shared, probs = _shared(target, draft)
+        left[shared] -= probs
     keep = left > 0.0
     if not keep.any():
         return target
     return Distribution(target.ids[keep], left[keep] / left[keep].sum())
+
+
+def overlap(target: Distribution, draft: Distribution, weight: float) -> float:
+    """Return the sum of min(weight * p, q): of a residual the mass is `weight` less this."""
+    shared, probs = _shared(target, draft)
+    return float(np.minimum(target.probs[shared] * weight, probs).sum())
+
+
+def _shared(target: Distribution, draft: Distribution) -> tuple[Ids, Weights]:
+    """Return where in the target the tokens are that both have, and the draft's share of each."""
+    # The draft has the fewer tokens: it leaves out what is unlikely.
+    at = np.minimum(np.searchsorted(target.ids, draft.ids), len(target.ids) - 1)
+    both = target.ids[at] == draft.ids
+    return at[both], draft.probs[both]
 
 
 def distribution_of(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hmac
+import re
 from asyncio import to_thread
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,6 +54,9 @@ class ServerOptions:
     """Of the model, as clients name it; that of the bundle's folder when empty."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the server; without one it is open to all who reach it."""
+    allow_origins: tuple[str, ...] = ()
+    """Of web pages elsewhere that may call the server from a browser, as `https://app.example`;
+    `*` is all."""
     max_queue: int = 64
     """Completions that may wait for a row; beyond them the answer is 429."""
     max_body_bytes: int = 4 << 20
@@ -71,6 +77,12 @@ class ServerOptions:
             raise RequestError(f"max_queue is {self.max_queue}; expected 0 or more")
         if any(not key.strip() for key in self.api_keys):
             raise RequestError("an API key is empty; leave it out, or give one")
+        for origin in self.allow_origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s*]+", origin):
+                raise RequestError(
+                    f"origin {short(origin)} is none; expected one such as 'https://app.example', "
+                    "without a path, or '*'"
+                )
 
 
 def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = None) -> FastAPI:
@@ -137,6 +149,11 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     if sessions is not None:
         made.add_api_websocket_route(PATH, sessions.endpoint)
     made.add_middleware(AccessControl, options=options, service=service)
+    if options.allow_origins:  # asked before a request is made, without a key
+        made.add_middleware(
+            CORSMiddleware, allow_origins=options.allow_origins, allow_methods=["*"],
+            allow_headers=["*"],
+        )  # fmt: skip
     return made
 
 

@@ -115,7 +115,10 @@ std::string model_of(const native::ModelRecord& model) {
                  {"precision", json(model.precision)},
                  {"geometry", json(sizes)},
                  {"kv_item_bytes", json(model.kv_item_bytes)},
-                 {"weight_bytes", json(model.weight_bytes)}});
+                 {"weight_bytes", json(model.weight_bytes)},
+                 {"kind", json(model.kind)},
+                 {"features", json(model.features)},
+                 {"vocab_map", json(model.vocab_map)}});
 }
 
 // What the files of a bundle hold.

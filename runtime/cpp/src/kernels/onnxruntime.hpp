@@ -105,6 +105,7 @@ constexpr std::uint32_t kOrtApi = 17;
   ENTRY(30, SessionGetInputCount, OrtStatus*, (const OrtSession*, std::size_t*))                   \
   ENTRY(31, SessionGetOutputCount, OrtStatus*, (const OrtSession*, std::size_t*))                  \
   ENTRY(33, SessionGetInputTypeInfo, OrtStatus*, (const OrtSession*, std::size_t, OrtTypeInfo**))  \
+  ENTRY(34, SessionGetOutputTypeInfo, OrtStatus*, (const OrtSession*, std::size_t, OrtTypeInfo**)) \
   ENTRY(36, SessionGetInputName, OrtStatus*,                                                       \
         (const OrtSession*, std::size_t, OrtAllocator*, char**))                                   \
   ENTRY(37, SessionGetOutputName, OrtStatus*,                                                      \

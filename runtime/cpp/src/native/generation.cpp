@@ -168,6 +168,9 @@ std::unique_ptr<Drafter> Generation::drafter() {
   const auto known = [](const Engine& engine) {
     return static_cast<std::size_t>(engine.geometry().vocab_size);
   };
+  const Manifest& manifest = session_.shared_->bundle.manifest;
+  drafting.head = manifest.draft && !manifest.draft->kind.empty();
+  drafting.max_gamma = static_cast<std::size_t>(manifest.gammas.back());
   drafting.vocabulary = known(*session_.target_engine_);
   if (session_.draft_engine_) {
     drafting.vocabulary = std::min(drafting.vocabulary, known(*session_.draft_engine_));

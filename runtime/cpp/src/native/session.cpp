@@ -10,7 +10,8 @@ namespace specrt::native {
 Session::Session(std::shared_ptr<LoadedBundle> shared)
     : shared_(std::move(shared)),
       target_engine_(shared_->models.target->engine()),
-      draft_engine_(shared_->models.draft ? shared_->models.draft->engine() : nullptr),
+      draft_engine_(shared_->models.draft ? shared_->models.draft->engine_beside(*target_engine_)
+                                          : nullptr),
       target_(*target_engine_),
       draft_(draft_engine_ ? std::make_unique<KVCache>(*draft_engine_) : nullptr),
       drafters_(shared_->bundle.manifest.gammas, shared_->costs()) {}

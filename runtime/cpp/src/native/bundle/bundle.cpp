@@ -58,6 +58,15 @@ Release release(const std::string& text) {
   return version;
 }
 
+// Refuse a draft that its backend does not run.
+void check_draft(const std::string& folder, const Manifest& manifest) {
+  if (!manifest.draft || manifest.draft->backend == "ort-cpu") return;
+  if (manifest.draft->kind.empty() && manifest.draft->vocab_map.empty()) return;
+  refuse(folder + " has a draft that is a head or scores some entries only, which " +
+         manifest.draft->backend +
+         " does not run yet; build it for `ort-cpu`, or with a whole draft model");
+}
+
 bool runs_here(const Manifest& manifest) {
   return manifest.target.backend == "ort-cpu" ||
          (manifest.draft && manifest.draft->backend == "ort-cpu");
@@ -190,6 +199,7 @@ Bundle open_folder(const std::string& path, int threads, const OpenOptions& opti
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   Record record = read_manifest(folder);
   check_machine(folder, record);
+  check_draft(folder, record.manifest);
   check_library(folder, record, options);
   Bundle bundle;
   bundle.files = check_files(folder, record);

@@ -34,6 +34,13 @@ bool is_printable(unsigned code) {
   });
 }
 
+double number_of(const Json& value, const std::string& place) {
+  const bool is_number =
+      value.kind() == Json::Kind::kInteger || value.kind() == Json::Kind::kNumber;
+  if (is_number && std::isfinite(value.number()) && value.number() >= 0) return value.number();
+  refuse(place, shown(value), "a finite number, 0 or more");
+}
+
 std::int64_t whole_of(const Json& value, const std::string& place, std::int64_t first,
                       std::int64_t last) {
   if (value.kind() == Json::Kind::kInteger && first <= value.integer() && value.integer() <= last)
@@ -140,12 +147,13 @@ std::vector<std::int64_t> Fields::wholes(const std::string& key) const {
   return result;
 }
 
-double Fields::number(const std::string& key) const {
-  const Json& value = at(key);
-  const bool is_number =
-      value.kind() == Json::Kind::kInteger || value.kind() == Json::Kind::kNumber;
-  if (is_number && std::isfinite(value.number()) && value.number() >= 0) return value.number();
-  refuse(place(key), shown(value), "a finite number, 0 or more");
+double Fields::number(const std::string& key) const { return number_of(at(key), place(key)); }
+
+std::vector<double> Fields::numbers(const std::string& key) const {
+  std::vector<double> result;
+  for (const Json& item : list_of(at(key), place(key)))
+    result.push_back(number_of(item, place(key) + "[" + std::to_string(result.size()) + "]"));
+  return result;
 }
 
 bool Fields::boolean(const std::string& key) const {

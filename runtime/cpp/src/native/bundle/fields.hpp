@@ -33,6 +33,7 @@ class Fields {
   std::optional<std::int64_t> whole_or_null(const std::string& key) const;
   std::vector<std::int64_t> wholes(const std::string& key) const;
   double number(const std::string& key) const;  // finite, 0 or more
+  std::vector<double> numbers(const std::string& key) const;
   bool boolean(const std::string& key) const;
   std::string text(const std::string& key) const;
   std::map<std::string, std::string> texts(const std::string& key) const;

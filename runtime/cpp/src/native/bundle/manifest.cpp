@@ -3,10 +3,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
+#include <string_view>
 
 #include "native/bundle/fields.hpp"
 
@@ -15,6 +17,7 @@ namespace specrt::native {
 namespace {
 
 constexpr int kMostRows = 64;
+constexpr std::array<std::string_view, 2> kKinds = {"", "eagle3"};
 
 bool inside(const std::string& name) {
   if (name.empty() || name[0] == '/') return false;
@@ -38,10 +41,32 @@ void check_files(const Record& record) {
   std::vector<std::string> listed = {m.target.engine};
   if (m.draft) listed.push_back(m.draft->engine);
   listed.push_back("tokenizer.json");
+  if (m.draft && !m.draft->vocab_map.empty()) listed.push_back(m.draft->vocab_map);
   for (const std::string& name : listed)
     require(record.files.count(name) > 0, "files lacks " + shown(name) + "; expected it");
   for (const auto& [name, file] : record.files)
     require(inside(name), "files names " + shown(name) + "; expected a place inside the bundle");
+}
+
+// Refuse a kind that there is not, and what only a draft may be.
+void check_kinds(const Manifest& m) {
+  std::string kinds = shown(m.target.kind);
+  std::string known;
+  if (m.draft) kinds += ", " + shown(m.draft->kind);
+  for (const std::string_view kind : kKinds)
+    known += (known.empty() ? "" : ", ") + shown(std::string(kind));
+  const auto is_known = [](const ModelRecord& model) {
+    return std::find(kKinds.begin(), kKinds.end(), model.kind) != kKinds.end();
+  };
+  require(is_known(m.target) && (!m.draft || is_known(*m.draft)),
+          "kind is (" + kinds + "); expected one of (" + known + ") each");
+  require(m.target.kind.empty() && m.target.vocab_map.empty(),
+          "the target is a head or has a vocab_map; expected a language model");
+  if (m.draft && !m.draft->kind.empty())
+    require(0 < m.draft->features && m.draft->features == m.target.features,
+            "the head reads features of width " + std::to_string(m.draft->features) +
+                ", and the target leaves " + std::to_string(m.target.features) +
+                "; expected one width of both");
 }
 
 void check_shape(const std::string& role, const Geometry& shape,
@@ -74,6 +99,7 @@ void check_manifest(const Record& record, const std::vector<std::int64_t>& gamma
   require(width <= static_cast<std::uint64_t>(m.max_length),
           "prefill or gammas asks for passes of " + std::to_string(width) + "; expected up to " +
               std::to_string(m.max_length));
+  check_kinds(m);
   const std::int64_t vocab = m.target.geometry.vocab_size;
   for (const Token end : m.eos_token_ids)
     require(end < vocab, "eos_token_ids is " + shown(m.eos_token_ids) + "; expected ids below " +
@@ -93,7 +119,8 @@ std::size_t Manifest::max_width() const {
 
 namespace {
 
-constexpr std::int64_t kFormat = 1;
+constexpr std::int64_t kFormat = 2;  // of bundles with a head or a vocab_map; else 1
+constexpr std::int64_t kMostFeatures = 1'000'000;
 constexpr std::uint64_t kMostManifestBytes = 64 << 20;
 constexpr char kAgain[] = "build the bundle again with `specrt build RECIPE`";
 
@@ -145,9 +172,10 @@ void check_origins(const Fields& manifest) {
 
 ModelRecord read_model(const Fields& fields, const std::string& backend,
                        std::vector<std::int64_t>& windows) {
-  fields.only({"engine", "geometry", "model_type", "parameters", "weight_bytes", "kv_item_bytes",
-               "fused", "precision", "embedding", "head", "block", "per_row", "symmetric",
-               "quality", "backend", "bits"});
+  fields.only({"engine",        "geometry", "model_type", "parameters", "weight_bytes",
+               "kv_item_bytes", "fused",    "precision",  "embedding",  "head",
+               "block",         "per_row",  "symmetric",  "quality",    "backend",
+               "bits",          "kind",     "features",   "accepted",   "vocab_map"});
   ModelRecord model;
   model.engine = fields.text("engine");
   model.geometry = read_geometry(fields.record("geometry"), windows);
@@ -165,6 +193,14 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   check_quality(fields);
   if (fields.has("backend")) model.backend = fields.text("backend");
   if (fields.has("bits") && fields.record_or_null("bits")) fields.texts("bits");
+  if (fields.has("kind")) model.kind = fields.text("kind");
+  if (fields.has("features"))
+    model.features = static_cast<int>(fields.whole("features", 0, kMostFeatures));
+  if (fields.has("accepted"))
+    for (const double share : fields.numbers("accepted"))
+      if (share > 1)
+        throw std::runtime_error("accepted has a number that is no share; expected 0 to 1");
+  if (fields.has("vocab_map")) model.vocab_map = fields.text("vocab_map");
   if (model.backend.empty()) model.backend = backend;
   return model;
 }

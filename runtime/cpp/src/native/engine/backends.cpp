@@ -10,14 +10,15 @@ namespace specrt::native {
 
 namespace {
 
-// Bytes of main memory that a model takes with full KV buffers, as a double: a manifest may say
-// anything.
+// Bytes of main memory that a model takes with full KV buffers, and what it leaves for a head, as a
+// double: a manifest may say anything.
 double host_bytes(const Manifest& manifest, const ModelRecord& model) {
   if (model.backend != "ort-cpu") return 0;
   const Geometry& g = model.geometry;
-  return static_cast<double>(model.weight_bytes) + 2.0 * g.layers * manifest.batch * g.kv_heads *
-                                                       manifest.max_length * g.head_dim *
-                                                       model.kv_item_bytes;
+  const double positions = static_cast<double>(manifest.batch) * manifest.max_length;
+  const double features = model.kind.empty() ? 4.0 * positions * model.features : 0;
+  return static_cast<double>(model.weight_bytes) + features +
+         2.0 * g.layers * positions * g.kv_heads * g.head_dim * model.kv_item_bytes;
 }
 
 // A number of bytes in GB or MB.

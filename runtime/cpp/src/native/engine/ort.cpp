@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -18,6 +19,7 @@
 #include "native/bundle/manifest.hpp"
 #include "native/engine/backends.hpp"
 #include "native/engine/external_data.hpp"
+#include "native/engine/head_engine.hpp"
 #include "native/engine/ort_library.hpp"
 
 namespace specrt::native {
@@ -78,6 +80,37 @@ struct OrtSettings {
   int batch = 1;
   std::size_t max_length = 0;
   std::size_t max_width = 0;
+  bool head = false;
+  std::size_t features = 0;           // width of what a target leaves and a head reads; 0 for none
+  std::vector<std::int32_t> entries;  // ids that a trimmed draft scores; empty where it scores all
+
+  std::size_t vocabulary() const { return static_cast<std::size_t>(geometry.vocab_size); }
+  std::size_t scored() const { return entries.empty() ? vocabulary() : entries.size(); }
+};
+
+// The scores of a draft that scores some entries of the vocabulary, as if it scored all: minus
+// infinity for the others.
+class TrimmedScores final : public DeferredScores {
+ public:
+  TrimmedScores(const OrtSettings& settings, const float* scored)
+      : settings_(settings), scored_(scored) {}
+
+  void expect(std::size_t rows) { rows_ = rows; }
+  float* read() override {
+    const std::size_t vocabulary = settings_.vocabulary();
+    if (scores_.size() < rows_ * vocabulary)
+      scores_.assign(rows_ * vocabulary, -std::numeric_limits<float>::infinity());
+    const float* from = scored_;
+    for (float* row = scores_.data(); rows_ > 0; --rows_, row += vocabulary)
+      for (const std::int32_t entry : settings_.entries) row[entry] = *from++;
+    return scores_.data();  // of no rows the second time: they are there
+  }
+
+ private:
+  const OrtSettings& settings_;
+  const float* scored_;
+  std::size_t rows_ = 0;  // still to be made
+  std::vector<float> scores_;
 };
 
 // The graph has KV buffers of `batch` rows. Every engine has its own and feeds the first row; those
@@ -92,10 +125,14 @@ class OrtEngine : public Engine {
         positions_(settings.max_width, sizeof(Token)),
         rows_(settings.max_width, sizeof(Token)),
         argmax_(settings.max_width, sizeof(Token)),
-        logits_(settings.max_width,
-                sizeof(float) * static_cast<std::size_t>(settings.geometry.vocab_size)),
+        logits_(settings.max_width, sizeof(float) * settings.scored()),
         confidence_(settings.max_width, sizeof(float)),
-        is_confident_(session_->has_output("confidence")) {
+        is_confident_(session_->outputs().count("confidence") > 0),
+        trimmed_(settings_, logits_.as<float>()),
+        width_(settings.features),
+        features_(settings.head ? 0 : settings.max_length * width_, sizeof(float)),
+        passed_(settings.max_width * width_, sizeof(float)),
+        states_(settings.head ? settings.max_width * width_ : 0, sizeof(float)) {
     allocate();
   }
 
@@ -108,10 +145,23 @@ class OrtEngine : public Engine {
     for (std::size_t i = 0; i < width; ++i) positions_.as<Token>()[i] = size_of(start + i);
     for (std::size_t i = 0; i < scored; ++i) rows_.as<Token>()[i] = size_of(width - scored + i);
     binding.run(width);
-    const auto vocabulary = static_cast<std::size_t>(settings_.geometry.vocab_size);
+    if (features() != nullptr)
+      std::copy_n(passed_.as<float>(), width * width_, features_.as<float>() + start * width_);
     const float* confidence = is_confident_ ? confidence_.as<float>() : nullptr;
-    return {argmax_.as<Token>(), logits_.as<float>(), confidence, scored, vocabulary};
+    Output output{argmax_.as<Token>(), logits_.as<float>(), confidence, scored,
+                  settings_.vocabulary()};
+    if (settings_.head) output.state = states_.as<float>();
+    if (!settings_.entries.empty()) {
+      trimmed_.expect(scored);
+      output.logits = nullptr;
+      output.late = &trimmed_;
+    }
+    return output;
   }
+  const float* features() const override {
+    return settings_.head || width_ == 0 ? nullptr : features_.as<float>();
+  }
+  float* hidden() override { return settings_.head ? passed_.as<float>() : nullptr; }
   const Geometry& geometry() const override { return settings_.geometry; }
   std::size_t max_length() const override { return settings_.max_length; }
   std::size_t max_width() const override { return settings_.max_width; }
@@ -124,6 +174,7 @@ class OrtEngine : public Engine {
   };
 
   void allocate();
+  void check_ports() const;
   void check(std::size_t width, std::size_t start, std::size_t rows) const;
   Binding& bound(std::size_t width, std::size_t scored);
 
@@ -138,10 +189,16 @@ class OrtEngine : public Engine {
   Buffer logits_;
   Buffer confidence_;
   const bool is_confident_;
+  TrimmedScores trimmed_;
+  const std::size_t width_;  // of features
+  Buffer features_;          // of all positions, where a target leaves them
+  Buffer passed_;            // of the tokens of a pass: what a target leaves, or a head reads
+  Buffer states_;            // of the scored tokens of a pass, where a head leaves them
   std::map<std::pair<std::size_t, std::size_t>, std::unique_ptr<Binding>> bindings_;
 };
 
 void OrtEngine::allocate() {
+  check_ports();
   const Geometry& g = settings_.geometry;
   const std::int64_t tile = size_of(kernels::kTile);
   const auto tiles = [&](std::int64_t count) { return (count + tile - 1) / tile; };
@@ -161,6 +218,28 @@ void OrtEngine::allocate() {
       caches_.push_back({name, shape, Buffer(items_of(shape), sizeof(float))});
     }
   }
+}
+
+// Refuse a graph with a port for heads, or a width of one, that the manifest does not say.
+void OrtEngine::check_ports() const {
+  const auto check = [](const std::map<std::string, OrtPort>& ports, const std::string& name,
+                        std::size_t expected) {
+    const auto entry = ports.find(name);
+    const bool is_there = entry != ports.end();
+    const OrtPort port = is_there ? entry->second : OrtPort{};
+    const bool fits =
+        !port.shape.empty() && port.type == kFloat && port.shape.back() == size_of(expected);
+    if (expected > 0 ? fits : !is_there) return;
+    throw Failure(SPECRT_ENGINE, "the engine's " + name + " has shape " + listed(port.shape) +
+                                     ", and the manifest says a width of " +
+                                     std::to_string(expected) +
+                                     "; they do not belong together: build the bundle again");
+  };
+  const std::size_t read = settings_.head ? width_ : 0;
+  check(session_->inputs(), "hidden", read);
+  check(session_->outputs(), "state", read);
+  check(session_->outputs(), "feature", width_ - read);
+  check(session_->outputs(), "logits", settings_.scored());
 }
 
 void OrtEngine::check(std::size_t width, std::size_t start, std::size_t rows) const {
@@ -198,7 +277,14 @@ Binding& OrtEngine::bound(std::size_t width, std::size_t scored) {
   }
   binding->output("argmax", {argmax_.get(), kInt64, scores});
   if (is_confident_) binding->output("confidence", {confidence_.get(), kFloat, scores});
-  scores.push_back(settings_.geometry.vocab_size);
+  if (width_ > 0) {
+    const Binding::Place all = {passed_.get(), kFloat, {1, size_of(width), size_of(width_)}};
+    const Binding::Place last = {states_.get(), kFloat, {1, size_of(scored), size_of(width_)}};
+    if (settings_.head) binding->input("hidden", all);
+    if (settings_.head) binding->output("state", last);
+    if (!settings_.head) binding->output("feature", all);
+  }
+  scores.push_back(size_of(settings_.scored()));
   binding->output("logits", {logits_.get(), kFloat, scores});
   return *(bindings_[key] = std::move(binding));
 }
@@ -214,6 +300,14 @@ class OrtModel : public Model {
 
   std::unique_ptr<Engine> engine() override {
     return std::make_unique<OrtEngine>(session_, settings_);
+  }
+  std::unique_ptr<Engine> engine_beside(const Engine& target) override {
+    if (!settings_.head) return engine();
+    if (target.features() == nullptr)
+      throw Failure(SPECRT_ENGINE,
+                    "the draft is a head, and its target leaves no features here; build both in "
+                    "one bundle of `ort-cpu`");
+    return std::make_unique<HeadEngine>(engine(), target, settings_.features);
   }
 
  private:
@@ -253,6 +347,35 @@ void check_external_data(const Bundle& bundle, const std::string& engine) {
   for (const std::string& location : locations) bundle.file(folder + location);
 }
 
+// The ids that a trimmed draft scores, rising; none where it scores all.
+std::vector<std::int32_t> scored_entries(const Bundle& bundle, const std::string& name) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 30;
+  if (name.empty()) return {};
+  const std::string path = bundle.file(name);
+  const std::int64_t known = bundle.manifest.target.geometry.vocab_size;
+  std::string data;
+  try {
+    data = read_text(path, kMostBytes);
+  } catch (const std::runtime_error& error) {
+    throw Failure(SPECRT_BUNDLE,
+                  path + " cannot be read (" + error.what() + "); build the bundle again");
+  }
+  std::vector<std::int32_t> entries(data.size() / sizeof(std::int32_t));
+  bool sound = !entries.empty() && data.size() % sizeof(std::int32_t) == 0;
+  std::int64_t before = -1;
+  for (std::size_t i = 0; i < entries.size() && sound; ++i) {
+    std::uint32_t bits = 0;
+    for (std::size_t byte = 4; byte-- > 0;)
+      bits = bits << 8 | static_cast<unsigned char>(data[4 * i + byte]);
+    entries[i] = static_cast<std::int32_t>(bits);
+    sound = before < entries[i] && entries[i] < known;
+    before = entries[i];
+  }
+  if (sound) return entries;
+  throw Failure(SPECRT_BUNDLE, path + " has no rising ids from 0 to " + std::to_string(known - 1) +
+                                   "; build the bundle again with `specrt build RECIPE`");
+}
+
 }  // namespace
 
 std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
@@ -261,8 +384,13 @@ std::shared_ptr<Model> open_ort(const Bundle& bundle, const ModelRecord& model,
   const std::string path = bundle.file(model.engine);
   check_external_data(bundle, model.engine);
   auto session = std::make_shared<const SharedSession>(library, path, own_threads(path, threads));
-  const OrtSettings settings{model.geometry, manifest.batch,
-                             static_cast<std::size_t>(manifest.max_length), manifest.max_width()};
+  const OrtSettings settings{model.geometry,
+                             manifest.batch,
+                             static_cast<std::size_t>(manifest.max_length),
+                             manifest.max_width(),
+                             !model.kind.empty(),
+                             static_cast<std::size_t>(model.features),
+                             scored_entries(bundle, model.vocab_map)};
   return std::make_shared<OrtModel>(std::move(session), settings);
 }
 

@@ -229,14 +229,18 @@ void SharedSession::describe() {
     if (text != nullptr) set(call.AllocatorFree(allocator, text));
     return result;
   };
-  for (std::size_t i = 0; i < inputs && reason.empty(); ++i) {
-    OrtTypeInfo* info = nullptr;
-    set(call.SessionGetInputTypeInfo(session_, i, &info));
-    if (info == nullptr) break;
-    reason += shape_of(call, info, inputs_[name(true, i)]);
-    call.ReleaseTypeInfo(info);
-  }
-  for (std::size_t i = 0; i < outputs && reason.empty(); ++i) outputs_.insert(name(false, i));
+  const auto read = [&](bool input, std::size_t count, std::map<std::string, OrtPort>& ports) {
+    for (std::size_t i = 0; i < count && reason.empty(); ++i) {
+      OrtTypeInfo* info = nullptr;
+      set(input ? call.SessionGetInputTypeInfo(session_, i, &info)
+                : call.SessionGetOutputTypeInfo(session_, i, &info));
+      if (info == nullptr) return;
+      reason += shape_of(call, info, ports[name(input, i)]);
+      call.ReleaseTypeInfo(info);
+    }
+  };
+  read(true, inputs, inputs_);
+  read(false, outputs, outputs_);
   if (reason.empty()) return;
   call.ReleaseSession(session_);
   throw Failure(SPECRT_ENGINE,

@@ -3,7 +3,6 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -57,7 +56,7 @@ class SharedSession {
   SharedSession& operator=(const SharedSession&) = delete;
 
   const std::map<std::string, OrtPort>& inputs() const { return inputs_; }
-  bool has_output(const std::string& name) const { return outputs_.count(name) > 0; }
+  const std::map<std::string, OrtPort>& outputs() const { return outputs_; }
   const OrtLibrary& library() const { return library_; }
   OrtSession* get() const { return session_; }
 
@@ -68,7 +67,7 @@ class SharedSession {
   const OrtLibrary& library_;
   OrtSession* session_ = nullptr;
   std::map<std::string, OrtPort> inputs_;
-  std::set<std::string> outputs_;
+  std::map<std::string, OrtPort> outputs_;
 };
 
 // Memory bound to the inputs and outputs of a session; it outlives the binding.

@@ -19,7 +19,8 @@ struct Geometry {
   int max_positions = 0;
 };
 
-// Scores that a pass left on a device: brought to the host, all rows at once, when one is read.
+// Scores that are not there as rows of the vocabulary, as those on a device: all rows are made at
+// once, when one is read.
 class DeferredScores {
  public:
   virtual ~DeferredScores() = default;
@@ -34,6 +35,7 @@ struct Output {
   std::size_t rows;
   std::size_t vocabulary;
   DeferredScores* late = nullptr;  // where there is one, `logits` is nullptr, and `row` asks it
+  const float* state = nullptr;    // of a head: what it goes on from, [rows, features]
 
   float* row(std::size_t i) const { return (late ? late->read() : logits) + i * vocabulary; }
 };
@@ -47,9 +49,17 @@ class Engine {
   // `rows` positions. Throws Failure(SPECRT_ENGINE) where the pass is too wide or out of bounds.
   virtual Output forward(const Token* tokens, std::size_t width, std::size_t start,
                          std::size_t rows) = 0;
+  // Feed one token that a head drafted itself: it goes on from what its last pass left, and not
+  // from the target's features. Throws Failure(SPECRT_ENGINE) where the engine is no head.
+  virtual Output forward_recursive(Token token, std::size_t start);
   virtual const Geometry& geometry() const = 0;
   virtual std::size_t max_length() const = 0;
   virtual std::size_t max_width() const = 0;
+  // What a target leaves at each position for a head, [max_length, features]; nullptr for none.
+  virtual const float* features() const { return nullptr; }
+  // What the graph of a head reads beside each token of the next pass, [max_width, features], to be
+  // filled in before it; nullptr where it reads nothing.
+  virtual float* hidden() { return nullptr; }
 };
 
 // A compiled model whose weights are loaded once, for any number of engines. Any thread.
@@ -57,6 +67,8 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual std::unique_ptr<Engine> engine() = 0;
+  // The engine of a draft, for the texts of a target's engine, which outlives it.
+  virtual std::unique_ptr<Engine> engine_beside(const Engine&) { return engine(); }
 };
 
 }  // namespace specrt::native

@@ -235,21 +235,43 @@ Token Distribution::draw(const Noise& noise, Purpose purpose, std::size_t positi
   return ids[best];
 }
 
-Distribution residual(const Distribution& target, const Distribution* draft, Token token) {
+namespace {
+
+// Call visit(place in the target, the draft's share) for each token that both have.
+template <class Visit>
+void for_shared(const Distribution& target, const Distribution& draft, const Visit& visit) {
+  auto at = target.ids.begin();  // the draft has the fewer tokens: it leaves out what is unlikely
+  for (std::size_t i = 0; i < draft.ids.size(); ++i) {
+    at = std::lower_bound(at, target.ids.end(), draft.ids[i]);
+    if (at == target.ids.end()) return;
+    if (*at == draft.ids[i])
+      visit(static_cast<std::size_t>(at - target.ids.begin()), draft.probs[i]);
+  }
+}
+
+}  // namespace
+
+Distribution residual(const Distribution& target, const Distribution* draft, Token token,
+                      double weight) {
   Distribution left = target;
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < left.ids.size(); ++i) {
-    if (draft == nullptr) {
+  for (double& prob : left.probs) prob *= weight;
+  if (draft == nullptr) {
+    for (std::size_t i = 0; i < left.ids.size(); ++i)
       if (left.ids[i] == token) left.probs[i] = 0.0;
-      continue;
-    }
-    while (at < draft->ids.size() && draft->ids[at] < left.ids[i]) ++at;
-    if (at < draft->ids.size() && draft->ids[at] == left.ids[i]) left.probs[i] -= draft->probs[at];
+  } else {
+    for_shared(target, *draft, [&](std::size_t i, double prob) { left.probs[i] -= prob; });
   }
   keep_where(left, [](double prob) { return prob > 0.0; });
   if (left.ids.empty()) return target;
   normalise(left);
   return left;
+}
+
+double overlap(const Distribution& target, const Distribution& draft, double weight) {
+  double sum = 0.0;
+  for_shared(target, draft,
+             [&](std::size_t i, double prob) { sum += std::min(target.probs[i] * weight, prob); });
+  return sum;
 }
 
 Distribution process(const float* logits, std::size_t vocabulary, const Params& params,

@@ -38,8 +38,12 @@ void keep_where(Distribution& distribution, const Keep& keep) {
   distribution.probs.resize(count);
 }
 
-// norm(max(0, p - q)); a draft of nullptr put all its mass on `token`.
-Distribution residual(const Distribution& target, const Distribution* draft, Token token);
+// norm(max(0, weight * p - q)); a draft of nullptr put all its mass on `token`.
+Distribution residual(const Distribution& target, const Distribution* draft, Token token,
+                      double weight = 1.0);
+
+// The sum of min(weight * p, q): the mass of a residual is `weight` less this.
+double overlap(const Distribution& target, const Distribution& draft, double weight);
 
 // Temperature, then top-k, top-p, min-p and typical-p. `reach` leaves out tokens less likely than
 // exp(-reach) of the likeliest first. Throws Failure(SPECRT_ENGINE) for logits that are no numbers.

@@ -20,7 +20,9 @@ ModelDrafter::ModelDrafter(const Drafting& drafting, std::shared_ptr<GammaPolicy
       processors_(drafting.processors),
       vocabulary_(drafting.vocabulary),
       gamma_(std::move(gamma)),
-      keeps_(params_.verifier == "rejection" && !params_.greedy()) {}
+      keeps_(params_.verifier == "rejection" && !params_.greedy()),
+      is_head_(drafting.head),
+      usual_(is_head_ ? drafting.max_gamma + 1 : kOwn) {}
 
 Proposal ModelDrafter::propose(const std::vector<Token>& tokens, std::size_t room) {
   const int chosen = gamma_->choose();
@@ -29,7 +31,7 @@ Proposal ModelDrafter::propose(const std::vector<Token>& tokens, std::size_t roo
   std::vector<Token> pending(lacking, tokens.end());
   if (*std::max_element(lacking, tokens.end()) >= cache_.engine->geometry().vocab_size) return {};
   Proposal proposal;
-  proposal.caught_up = pending.size() > kOwn;
+  proposal.caught_up = pending.size() > usual_;
   if (processors_) processors_->learn(tokens);
   draft(std::move(pending), tokens.size(), std::min(static_cast<std::size_t>(chosen), room),
         proposal);
@@ -44,6 +46,13 @@ void ModelDrafter::observe(const std::vector<Token>& tokens, const Round& round)
   gamma_->observe(round);
 }
 
+// Feed what the cache lacks, so many drafted tokens behind the committed ones.
+Output ModelDrafter::feed(const std::vector<Token>& pending, std::size_t position,
+                          std::size_t drafted) {
+  if (!is_head_ || drafted == 0) return cache_.feed(pending, 1);
+  return cache_.engine->forward_recursive(pending.front(), position + drafted - 1);
+}
+
 // Feed what the cache lacks, then one drafted token at a time.
 //
 // After a round in which every token was accepted the cache lacks two tokens, else one; after
@@ -53,7 +62,7 @@ void ModelDrafter::draft(std::vector<Token> pending, std::size_t position, std::
                          Proposal& proposal) {
   auto& drafted = proposal.tokens;
   while (true) {
-    const Output output = cache_.feed(pending.data(), pending.size(), 1);
+    const Output output = feed(pending, position, drafted.size());
     const auto chosen = choose(output, position + drafted.size(), proposal);
     if (!chosen) return;
     const int place = static_cast<int>(drafted.size()) + 1;

@@ -19,6 +19,10 @@ namespace specrt::native {
 // largest probability of the draft's distribution: known before the token is drawn, so that leaving
 // tokens out on its word is lossless under both verifiers.
 //
+// A head goes on from its own state while the target's features are not known. Its cache never
+// counts a token that it drafted: what stood there is computed again once they are. So it lacks all
+// tokens of the round before, and feeds them in one pass.
+//
 // A draft that knows ids which the target does not never proposes them; once one was committed that
 // the draft does not know, it is silent.
 class ModelDrafter : public Drafter {
@@ -34,6 +38,7 @@ class ModelDrafter : public Drafter {
     double confidence;
   };
 
+  Output feed(const std::vector<Token>& pending, std::size_t position, std::size_t drafted);
   void draft(std::vector<Token> pending, std::size_t position, std::size_t most,
              Proposal& proposal);
   std::optional<Choice> choose(const Output& output, std::size_t position, Proposal& proposal);
@@ -48,6 +53,8 @@ class ModelDrafter : public Drafter {
   std::size_t vocabulary_;
   std::shared_ptr<GammaPolicy> gamma_;
   bool keeps_;  // whether the rule asks what tokens were drawn from
+  bool is_head_;
+  std::size_t usual_;  // most tokens that the cache lacks after a round of its own
 };
 
 // Asks one drafter, and another where the first proposes nothing.

@@ -26,6 +26,8 @@ struct Drafting {
   LogitsProcessors* processors = nullptr;  // nullptr where the request has none
   KVCache* draft = nullptr;                // nullptr without a draft model
   std::size_t vocabulary = 0;              // how many ids both models know
+  bool head = false;                       // whether the draft is a head
+  std::size_t max_gamma = 0;               // the most tokens drafted in a round
 };
 
 // How a request chooses tokens: what is accepted differs, and what a round costs.

@@ -12,21 +12,77 @@ Verdict match(const std::vector<Token>& drafted, const std::function<Token(std::
   return {drafted.size(), choose(drafted.size())};
 }
 
-// Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; Chen et al. 2023, arXiv:2302.01318.
+namespace {
+
+// Judges the tokens of one round. Numbers are keyed by its beginning too: those of positions that
+// are not committed decided about this round, and the next one needs others for them.
+class Judge {
+ public:
+  Judge(const Noise& noise, std::size_t position) : noise_(noise), position_(position) {}
+
+  bool keeps(std::size_t i, double chance) const {
+    return noise_.uniform(Purpose::kAccept, position_ << 16 | i) < chance;
+  }
+  Verdict verdict(std::size_t accepted, const Distribution& law) const {
+    return {accepted, law.draw(noise_, Purpose::kCorrection, position_ + accepted)};
+  }
+
+ private:
+  const Noise& noise_;
+  std::size_t position_;
+};
+
+// The target's distributions, and the weight of each prefix, the empty one first: the chance that
+// at least so much of the draft is accepted.
+struct Weighed {
+  std::vector<Distribution> laws;
+  std::vector<double> weights{1.0};
+};
+
+// A prefix that the target rules out ends the draft, and one that it can say nothing about: that is
+// a failure only if the text gets there.
+Weighed weigh(const Proposal& proposal, const std::function<Distribution(std::size_t)>& target) {
+  Weighed found;
+  for (std::size_t i = 0; i < proposal.tokens.size() && found.weights.back() > 0.0; ++i) {
+    try {
+      found.laws.push_back(target(i));
+    } catch (const Failure& failure) {
+      const auto status = failure.status();
+      if (status != SPECRT_ENGINE && status != SPECRT_INVALID_ARGUMENT) throw;
+      break;
+    }
+    const Token token = proposal.tokens[i];
+    const double ratio = found.laws[i].prob(token) / proposal.distributions.at(i).prob(token);
+    found.weights.push_back(std::min(found.weights[i] * ratio, 1.0));
+  }
+  return found;
+}
+
+}  // namespace
+
+// Source: Sun et al. 2024, arXiv:2403.10444, Algorithm 2; for certain tokens Leviathan et al. 2023,
+// arXiv:2211.17192, Algorithm 1.
 Verdict rejection(const Proposal& proposal, const std::function<Distribution(std::size_t)>& target,
                   const Noise& noise, std::size_t position) {
-  for (std::size_t i = 0; i < proposal.tokens.size(); ++i) {
-    const Token token = proposal.tokens[i];
-    const Distribution p = target(i);
-    const Distribution* q =
-        proposal.distributions.empty() ? nullptr : &proposal.distributions.at(i);
-    const double allowance = p.prob(token) / (q == nullptr ? 1.0 : q->prob(token));
-    if (noise.uniform(Purpose::kAccept, position + i) < allowance) continue;
-    const Distribution rest = residual(p, q, token);
-    return {i, rest.draw(noise, Purpose::kCorrection, position + i)};
+  const Judge judge(noise, position);
+  const std::vector<Token>& drafted = proposal.tokens;
+  if (proposal.distributions.empty()) {
+    for (std::size_t i = 0; i < drafted.size(); ++i) {
+      const Distribution law = target(i);
+      if (!judge.keeps(i, law.prob(drafted[i])))
+        return judge.verdict(i, residual(law, nullptr, drafted[i]));
+    }
+    return judge.verdict(drafted.size(), target(drafted.size()));
   }
-  const std::size_t last = proposal.tokens.size();
-  return {last, target(last).draw(noise, Purpose::kCorrection, position + last)};
+  const auto [laws, weights] = weigh(proposal, target);
+  std::size_t i = laws.size();
+  if (i == 0 || judge.keeps(i - 1, weights[i])) return judge.verdict(i, target(i));
+  while (weights[--i] < 1.0) {  // that of the empty prefix is 1
+    const double left =
+        std::max(weights[i] - overlap(laws[i], proposal.distributions[i], weights[i]), 0.0);
+    if (judge.keeps(i - 1, left / (left + 1.0 - weights[i]))) break;
+  }
+  return judge.verdict(i, residual(laws[i], &proposal.distributions[i], drafted[i], weights[i]));
 }
 
 namespace {

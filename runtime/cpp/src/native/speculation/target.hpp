@@ -20,7 +20,8 @@ namespace specrt::native {
 // them. Greedy decoding chooses the likeliest.
 Verdict match(const std::vector<Token>& drafted, const std::function<Token(std::size_t)>& choose);
 
-// Accept x with probability min(1, p(x)/q(x)), else draw from norm(max(0, p - q)).
+// Accept the longest prefix that block verification allows, then draw from what is left; see
+// specrt.speculation.target.
 Verdict rejection(const Proposal& proposal, const std::function<Distribution(std::size_t)>& target,
                   const Noise& noise, std::size_t position);
 
