@@ -211,7 +211,7 @@ def test_control_tokens_in_a_prompt_are_parsed_unless_forbidden(
 def test_python_that_holds_its_lock_or_ends_stops_what_runs(hosted: Library, codelet: Path) -> None:
     """By ctypes.PyDLL, which keeps the lock in a call; and with a thread that nobody waits for."""
     assert embedded(hosted, codelet, LOCKED) == "2\n"
-    assert embedded(hosted, codelet, DAEMON) in ("2\n", "")
+    assert embedded(hosted, codelet, DAEMON).strip() in ("2", "")  # the end may cut its print off
 
 
 def test_an_application_may_unload_the_library(hosted: Library, codelet: Path) -> None:
