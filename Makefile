@@ -26,7 +26,7 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export setup-serve engines generate serve test test-deploy lint check bench gpu-check clean
+.PHONY: help setup setup-export setup-align setup-serve engines generate serve test test-deploy lint check bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +50,11 @@ $(VENV)/.serve: $(VENV)/.runtime requirements/serve.txt
 	@$(PIP) -r requirements/serve.txt
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.runtime requirements/test.txt requirements/serve.txt
+$(VENV)/.align: $(VENV)/.export requirements/align.txt
+	@$(PIP) -r requirements/align.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.runtime requirements/test.txt requirements/serve.txt requirements/align.txt
 	@$(PIP) -r requirements/test.txt
 	@touch $@
 
@@ -68,6 +72,8 @@ $(VENV)-deploy/.installed: $(VENV)/.runtime requirements/deploy.txt requirements
 setup: $(VENV)/.runtime ## make .venv with what building and running need (no torch)
 
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
+
+setup-align: $(VENV)/.align ## add what training drafts needs
 
 setup-serve: $(VENV)/.serve ## add what `specrt serve` needs
 

@@ -109,7 +109,12 @@ def reason_of(error: BaseException) -> str:
 
 _CLONE = Path(__file__).parents[2]
 
-_TARGETS = {"build": "make setup", "export": "make setup-export", "serve": "make setup-serve"}
+_TARGETS = {
+    "build": "make setup",
+    "export": "make setup-export",
+    "align": "make setup-align",
+    "serve": "make setup-serve",
+}
 
 
 def how_to_install(extra: str, clone: Path = _CLONE) -> str:

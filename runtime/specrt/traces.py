@@ -30,8 +30,12 @@ INDEX = "index.json"
 RANKED = 64
 """The likeliest tokens that are kept of each place."""
 
-_TYPES = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "F16": np.dtype("<f2"),
-          "F32": np.dtype("<f4")}  # fmt: skip
+_TYPES: dict[str, np.dtype[Any]] = {
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+}
 
 _MOST_BYTES = 16 << 20
 """Of an index."""
@@ -268,7 +272,8 @@ def _texts(data: bytes) -> Iterator[TraceText]:
     def array(name: str) -> NDArray[Any]:
         dtype, shape = _TYPES[header[name]["dtype"]], header[name]["shape"]
         begin = 8 + length + header[name]["data_offsets"][0]
-        return np.frombuffer(data, dtype, prod(shape), begin).reshape(shape)
+        flat: NDArray[Any] = np.frombuffer(data, dtype, prod(shape), begin)
+        return flat.reshape(shape)
 
     arrays = {name: array(name) for name in header}
     before = asked = 0

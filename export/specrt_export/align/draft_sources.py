@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,7 @@ class DraftSource:
     @property
     def read(self) -> int:
         """Weights that are read for a token."""
-        names = self.draft.trained.named_parameters()
-        sizes = {name: p.numel() for name, p in names if not name.endswith(_EMBEDDING)}
-        return sum(sizes.values()) + _tied(self.draft)
+        return read_weights(self.draft.trained)
 
     def maps(self, vocabulary: int) -> tuple[Tensor, Tensor] | None:
         """Return the id of each entry, and the entry of each id, -1 where it has none."""
@@ -57,6 +55,17 @@ class DraftSource:
         ids, entry_of = torch.from_numpy(self.entries), torch.full((vocabulary,), -1)
         entry_of[ids] = torch.arange(len(ids))
         return ids, entry_of
+
+    def trimmed(self, kept: NDArray[np.int64]) -> DraftSource:
+        """Return a draft model that scores some entries only, with a last projection of its own."""
+        assert isinstance(self.draft, ModelDraft), "a head is trimmed when it is made"
+        model = self.draft.model
+        there = np.arange(model.config.vocab_size) if self.entries is None else self.entries
+        kept = np.intersect1d(kept, there)
+        model.lm_head = some_rows(model.get_output_embeddings(), np.searchsorted(there, kept))
+        model.config.tie_word_embeddings = False
+        model.config.draft_vocab_size = len(kept)
+        return replace(self, entries=kept)
 
     def round(self) -> None:
         """Round the weights to what is stored."""
@@ -103,13 +112,14 @@ class DraftSource:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _tied(draft: TrainedDraft) -> int:
-    """Return the weights of an embedding that is the last projection, too."""
-    model: Any = draft.trained
-    config = getattr(model, "config", None)
-    if config is None or not getattr(config, "tie_word_embeddings", False):
-        return 0
-    return int(model.get_input_embeddings().weight.numel())
+def read_weights(model: nn.Module) -> int:
+    """Return how many weights are read for a token: an embedding only where it scores, too."""
+    names = model.named_parameters()
+    sizes = {name: p.numel() for name, p in names if not name.endswith(_EMBEDDING)}
+    config: Any = getattr(model, "config", None)
+    tied: Any = model if getattr(config, "tie_word_embeddings", False) else None
+    both = tied.get_input_embeddings().weight.numel() if tied is not None else 0
+    return sum(sizes.values()) + int(both)
 
 
 def stored_type(checkpoint: Checkpoint) -> torch.dtype:
@@ -143,7 +153,7 @@ def layers_source(target: Checkpoint, model: Any, count: int) -> DraftSource:
     if not 1 <= count < there:
         raise CheckpointError(
             f"a draft of {count} layers was asked for, and {target.origin} has {there}; give "
-            f"--layers from 1 to {there - 1}"
+            f"--depth from 1 to {there - 1}"
         )
     taken = [round(float(at)) for at in np.linspace(0, there - 1, count)]
     config: Any = type(model.config).from_dict(model.config.to_dict())
@@ -275,17 +285,21 @@ def _trimmed(
     head: Eagle3Head, entries: NDArray[np.int64] | None, kept: NDArray[np.int64]
 ) -> tuple[Eagle3Head, NDArray[np.int64]]:
     """Return a head that scores fewer entries; those that it never scored are left out."""
-    from dataclasses import replace
-
     there = np.arange(head.flags.scored) if entries is None else entries
     kept = np.intersect1d(kept, there)
-    rows = torch.from_numpy(np.searchsorted(there, kept))
-    weight = head.lm_head.weight.detach()[rows].clone()
-    head.lm_head = nn.Linear(head.flags.width, len(kept), bias=False)
-    with torch.no_grad():
-        head.lm_head.weight.copy_(weight)
+    head.lm_head = some_rows(head.lm_head, np.searchsorted(there, kept))
     head.flags = replace(head.flags, scored=len(kept))
     return head, kept
+
+
+def some_rows(projection: nn.Linear, rows: NDArray[np.int64]) -> nn.Linear:
+    """Return a last projection of some entries."""
+    made = nn.Linear(projection.in_features, len(rows), bias=projection.bias is not None)
+    places = torch.from_numpy(rows)
+    with torch.no_grad():
+        for parameter, whole in zip(made.parameters(), projection.parameters(), strict=True):
+            parameter.copy_(whole[places])
+    return made
 
 
 def likeliest_entries(

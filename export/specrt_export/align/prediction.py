@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ class Acceptance:
         at, found = 1, []
         while at < total:
             right = 0
-            while right < min(gamma, total - at) and self.accepted[min(right, most - 1), at + right]:
+            while (
+                right < min(gamma, total - at) and self.accepted[min(right, most - 1), at + right]
+            ):
                 right += 1
             emitted = min(right + 1, total - at)
             found.append((right, emitted))
@@ -61,10 +64,59 @@ def by_position(texts: Sequence[Acceptance], gamma: int) -> list[float]:
     return [sum(right > at for right in rounds) / max(1, len(rounds)) for at in range(gamma)]
 
 
-def speeds(texts: Sequence[Acceptance], costs: Costs, most: int) -> list[float]:
-    """Return tokens a second at each gamma from 0 to `most`; steps of the target where assumed."""
+SHOWN = 4
+"""Positions of a draft whose acceptance is told."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What rounds over some texts come to, with one draft."""
+
+    domain: str
+    """Empty for all texts."""
+    texts: int
+    accepted: tuple[float, ...]
+    """See `by_position`."""
+    tokens_per_round: tuple[float, ...]
+    """At each gamma from 0 on."""
+    speeds: tuple[float, ...]
+    """Tokens a second at each gamma from 0 on; a step of the target where costs are assumed."""
+
+    @property
+    def gamma(self) -> int:
+        """The gamma at which decoding is fastest."""
+        return self.speeds.index(self.speed)
+
+    @property
+    def speed(self) -> float:
+        """The speed at that gamma."""
+        return max(self.speeds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain JSON types, rounded."""
+        rates = {n: [round(v, 4) for v in getattr(self, n)] for n in _RATES}
+        return {"domain": self.domain, "texts": self.texts, "gamma": self.gamma, **rates}
+
+
+_RATES = ("accepted", "tokens_per_round", "speeds")
+
+
+def predictions(texts: Sequence[Acceptance], costs: Costs, most: int) -> tuple[Prediction, ...]:
+    """Return what gammas up to `most` come to over all texts, then over those of each domain."""
+    domains = sorted({text.domain for text in texts})
+    parts = {"": list(texts)}
+    if len(domains) > 1:
+        parts |= {name: [text for text in texts if text.domain == name] for name in domains}
+    return tuple(_prediction(name, part, costs, most) for name, part in parts.items())
+
+
+def _prediction(domain: str, texts: list[Acceptance], costs: Costs, most: int) -> Prediction:
     unit = 1.0 if costs.assumed else 1e9
-    return [tokens_per_round(texts, g) / costs.round_ns(g) * unit for g in range(most + 1)]
+    yields = tuple(tokens_per_round(texts, g) for g in range(most + 1))
+    speeds = tuple(each / costs.round_ns(g) * unit for g, each in enumerate(yields))
+    return Prediction(
+        domain, len(texts), tuple(by_position(texts, min(SHOWN, most))), yields, speeds
+    )
 
 
 def drafts_of(costs: Costs, share: float, measured: float | None) -> Costs:

@@ -1,6 +1,6 @@
 """Training: AdamW over batches of traces, a state that a killed run goes on from.
 
-Sources: AdamW, Loshchilov and Hutter 2019, arXiv:1711.05101; the cosine, the same, arXiv:1608.03983.
+Sources: Loshchilov and Hutter; AdamW, arXiv:1711.05101, and the cosine, arXiv:1608.03983.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ DECAY = 0.8
 
 PAUSE = 60.0
 """Seconds; a step that takes longer was a stopped process, and counts as one second."""
+
+SHOWN_EVERY = 5.0
+"""Seconds between two figures of the loss."""
 
 LOOKED_AT = 48
 """Held-out texts that the acceptance on the way is measured on."""
@@ -124,6 +127,7 @@ class Trainer:
         entry_of = None if self._entries is None else self._entries[1]
         source = batches(self._kept, options.batch, entry_of, options.seed, state.step)
         saved = looked = began = time.monotonic()
+        told, said = -SHOWN_EVERY, ""
         while (done := self._done()) < 1:
             loss = self._step(next(source), done)
             if not math.isfinite(loss):
@@ -141,7 +145,9 @@ class Trainer:
             if now - saved >= options.save_every:
                 saved = now
                 self.save()
-            show(self._done(), self._told())
+            if now - told >= SHOWN_EVERY:
+                told, said = now, self._told()
+            show(self._done(), said)
         self._look()
         self.save()
 
