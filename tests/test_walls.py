@@ -39,6 +39,7 @@ specrt_export.quantize
 specrt_export.lint
 specrt_export.portable
 specrt_export.heads
+specrt_export.scored_entries
 specrt_export.provenance
 specrt_export.checkpoint
 specrt_export.prequantized

@@ -104,8 +104,8 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         progress("write manifest", 0.97)
         _copy_tokenizer(inputs[0].checkpoint.folder, folder)
         head = inputs[0].head
-        if head is not None and head.entries is not None:
-            (folder / VOCAB_MAP).write_bytes(head.entries.astype("<i4").tobytes())
+        if inputs[-1].entries is not None:
+            (folder / VOCAB_MAP).write_bytes(inputs[-1].entries.astype("<i4").tobytes())
         manifest = _manifest(builder, models, inputs[0].checkpoint, source, folder)
         target, draft = said["target"], said.get("draft")
         if target is not None and draft is not None:
@@ -356,9 +356,8 @@ class ModelBuilder:
             lowered = measured.lowered
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
             record = self._record(parameters, measured, compiled)
-            if is_head:
-                entries = model.head.entries if model.head is not None else None
-                record = replace(record, kind=KIND, vocab_map="" if entries is None else VOCAB_MAP)
+            vocab_map = "" if model.entries is None else VOCAB_MAP
+            record = replace(record, kind=KIND if is_head else "", vocab_map=vocab_map)
             return record, measured.likeliest
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:

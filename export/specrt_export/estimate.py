@@ -112,8 +112,10 @@ class ModelShape:
     mlp_bias: bool
     half: bool
     """Whether the checkpoint is in fp16 or bf16."""
-    scored: int = 0
-    """Entries of the vocabulary that a head scores; 0 of models, which score all."""
+    scored: int
+    """Entries of the vocabulary that are scored: all, but for some drafts."""
+    reads_features: bool = False
+    """Whether it is a head, which reads features beside tokens."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
@@ -166,7 +168,8 @@ class ModelShape:
             attention_bias=bool(config.get("attention_bias")) or known.query_bias,
             mlp_bias=bool(config.get("mlp_bias")),
             half=(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16"),
-            scored=number("draft_vocab_size", number("vocab_size")) if names_head(config) else 0,
+            scored=number("draft_vocab_size", number("vocab_size")),
+            reads_features=names_head(config),
         )
 
     @property
@@ -174,22 +177,23 @@ class ModelShape:
         """Return the weights of the model, a tied table once."""
         table = self.geometry.vocab_size * self.hidden
         matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
-        if self.scored:
-            return matrices + table + self.scored * self.hidden + sum(self.vectors())
-        return matrices + table * (1 if self.tied else 2) + sum(self.vectors())
+        own = not self.tied or self.reads_features or self.scored != self.geometry.vocab_size
+        return matrices + table + own * self.scored * self.hidden + sum(self.vectors())
 
     def matrices(self) -> Iterator[Matrix]:
         """Yield the matrices of an engine: projections that read the same input are one."""
         g, hidden = self.geometry, self.hidden
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
         for layer in range(g.layers):
-            beside = hidden if self.scored and not layer else 0  # the feature beside each token
+            beside = (
+                hidden if self.reads_features and not layer else 0
+            )  # the feature beside each token
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)
             yield Matrix("layers", 2 * self.intermediate, hidden)
             yield Matrix("layers", hidden, self.intermediate)
         yield Matrix("embedding", g.vocab_size, hidden)
-        yield Matrix("head", self.scored or g.vocab_size, hidden)
+        yield Matrix("head", self.scored, hidden)
 
     def vectors(self) -> Iterator[int]:
         """Yield the sizes of norms and biases."""

@@ -14,6 +14,7 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import BuildError, CheckpointError, RequestError
@@ -33,6 +34,7 @@ from specrt_export.portable.graph import (
 )
 from specrt_export.recipe import Recipe
 from specrt_export.recipe_tables import ModelSource
+from specrt_export.scored_entries import SIZE, model_entries
 
 UNUSED = re.compile(
     r"""
@@ -105,7 +107,7 @@ def _shown(token: str | None) -> str:
 
 
 HEADS_RUN_ON = "ort-cpu"
-"""The backend that has engines for heads."""
+"""The backend that has engines for heads, and for drafts that score some entries only."""
 
 PIECE = 512
 """Tokens that are scored one after another, the earlier ones as context of the later."""
@@ -186,6 +188,9 @@ class ModelInputs:
     """The name that the checkpoint was fetched by; empty where it was there."""
     head: Head | None = None
     """The head that drafts, with both models of its pair; None where a model drafts, or nothing."""
+    entries: NDArray[np.int64] | None = None
+    """Of a draft: the target's id of each entry that it scores, rising; None where it scores all.
+    """
 
 
 def find_inputs(recipe: Recipe) -> list[ModelInputs]:
@@ -203,10 +208,18 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
                 f"{recipe.path}: draft.layers is {list(layers)}, and {draft.checkpoint.origin} is "
                 "no head, but a model; remove it"
             )
-        return found
+        entries = model_entries(draft.checkpoint)
+        if entries is not None and recipe.backend_of("draft") != HEADS_RUN_ON:
+            raise BuildError(
+                f"{recipe.path}: {draft.checkpoint.origin} scores {len(entries)} entries only, and "
+                f"{recipe.backend_of('draft')} runs no such draft yet: build the pair for "
+                f"{HEADS_RUN_ON}, or with a draft that scores all"
+            )
+        return [found[0], replace(draft, entries=entries)]
     _check_head(recipe, found)
     head = read_head(draft.checkpoint, found[0].checkpoint, layers)
-    return [replace(model, head=head) for model in found]
+    target, draft = (replace(model, head=head) for model in found)
+    return [target, replace(draft, entries=head.entries)]
 
 
 def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
@@ -241,6 +254,11 @@ def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
         raise BuildError(
             f"{graph} does not exist; make it with `specrt export {name} --out {graph}`, or "
             f"remove `{role}.graph` from {recipe.path} to export it as part of the build"
+        )
+    if role == "target" and SIZE in checkpoint.config and not is_head(checkpoint):
+        raise CheckpointError(
+            f"{recipe.path}: target.checkpoint: {checkpoint.origin} scores "
+            f"{checkpoint.config[SIZE]} entries only; it is a draft, name it in [draft]"
         )
     hub = "" if Path(name).expanduser().exists() else source.checkpoint
     return ModelInputs(role, checkpoint, graph, hub)

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from specrt.errors import CheckpointError
 from specrt_export.align.trained_drafts import HeadDraft, ModelDraft, TrainedDraft
-from specrt_export.check.equivalence import Reference
+from specrt_export.check.equivalence import Reference, no_progress_bar
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.heads.eagle3_format import Head, HeadConfig
 from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection, load_head
 from specrt_export.portable.trace import quiet
+from specrt_export.scored_entries import NAME, SIZE, model_entries
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json",
                    "special_tokens_map.json", "chat_template.jinja")  # fmt: skip
@@ -64,7 +65,7 @@ class DraftSource:
         kept = np.intersect1d(kept, there)
         model.lm_head = some_rows(model.get_output_embeddings(), np.searchsorted(there, kept))
         model.config.tie_word_embeddings = False
-        model.config.draft_vocab_size = len(kept)
+        setattr(model.config, SIZE, len(kept))
         return replace(self, entries=kept)
 
     def round(self) -> None:
@@ -79,7 +80,9 @@ class DraftSource:
             self._write_head(self.draft, folder)
         else:
             model: Any = self.draft.trained
-            with quiet():
+            if self.entries is not None:
+                model.register_buffer(NAME, _added(self.entries))
+            with quiet(), no_progress_bar():
                 model.to(self.dtype).save_pretrained(folder)
         for name in TOKENIZER_FILES:
             if (self.tokenizer / name).exists():
@@ -91,12 +94,12 @@ class DraftSource:
         weights = {n: w.to(self.dtype).contiguous() for n, w in weights.items()}
         del weights[_EMBEDDING]  # the target's
         if self.entries is not None:
-            weights["d2t"] = torch.from_numpy(self.entries - np.arange(len(self.entries)))
+            weights[NAME] = _added(self.entries)
         config = {
             "architectures": ["Eagle3DraftModel"],
             "speculators_model_type": "eagle3",
             "model_type": "speculator_model",
-            "draft_vocab_size": flags.scored,
+            SIZE: flags.scored,
             "target_hidden_size": flags.target_width,
             "transformer_layer_config": dict(flags.layer),
             "eagle_aux_hidden_state_layer_ids": list(flags.inputs),
@@ -110,6 +113,11 @@ class DraftSource:
         text = json.dumps(config, indent=2) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _added(entries: NDArray[np.int64]) -> Tensor:
+    """Return what is added to the place of each entry to make its id."""
+    return torch.from_numpy(entries - np.arange(len(entries)))
 
 
 def read_weights(model: nn.Module) -> int:
@@ -135,13 +143,8 @@ def model_source(checkpoint: Checkpoint) -> DraftSource:
     Raises: CheckpointError for one in codes.
     """
     require_floats(checkpoint, "a draft model")
-    if checkpoint.config.get("draft_vocab_size"):
-        raise CheckpointError(
-            f"{checkpoint.origin} scores {checkpoint.config['draft_vocab_size']} entries only, and "
-            "such draft models are not trained; name one that scores all"
-        )
-    draft = ModelDraft(Reference(checkpoint).model)
-    return DraftSource("draft", draft, stored_type(checkpoint), checkpoint.folder)
+    draft, entries = ModelDraft(Reference(checkpoint).model), model_entries(checkpoint)
+    return DraftSource("draft", draft, stored_type(checkpoint), checkpoint.folder, entries)
 
 
 def layers_source(target: Checkpoint, model: Any, count: int) -> DraftSource:

@@ -22,14 +22,14 @@ HELD_OUT = 0.1
 class TraceWindow:
     """A text, or a part of it, and the distributions at some of its places.
 
-    Shapes: tokens [S]; ids and logprobs [A, K]; rest [A]. The first distribution is that of the
-        token at `first`, the next that of the one behind it.
+    Shapes: tokens [S]; ids [A, K] int32, logprobs [A, K] f16, rest [A]. The first distribution is
+        that of the token at `first`, the next that of the one behind it.
     """
 
     tokens: NDArray[np.int64]
     first: int
-    ids: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float16]
     rest: NDArray[np.float32]
     domain: str
 
@@ -70,10 +70,9 @@ def cut(text: TraceText, most: int) -> TraceWindow:
     begin = max(0, min(len(tokens) - most, asked - most // 4))
     tokens = tokens[begin : begin + most]
     count = begin + len(tokens) - asked
-    logprobs = text.logprobs[:count].astype(np.float32)
     return TraceWindow(
-        tokens, asked - begin, text.ids[:count].astype(np.int64), logprobs,
-        text.rest[:count].astype(np.float32), text.domain,
+        tokens, asked - begin, text.ids[:count], text.logprobs[:count], text.rest[:count],
+        text.domain,
     )  # fmt: skip
 
 
@@ -109,8 +108,9 @@ class TraceBatch:
             torch.from_numpy(np.concatenate([getattr(w, name) for w in windows]))
             for name in ("ids", "logprobs", "rest")
         )
+        ids = ids.long()
         entries = ids if entry_of is None else entry_of[ids]
-        target = SparseTarget(entries, logprobs, rest)
+        target = SparseTarget(entries, logprobs.float(), rest)
         return cls(tokens, places, target, torch.from_numpy(np.concatenate(chosen)), windows)
 
 

@@ -51,7 +51,7 @@ class ModelDraft:
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the scores of all tokens."""
-        scores: Tensor = self.model.lm_head(states)
+        scores: Tensor = self.model.get_output_embeddings()(states)
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         if cap:
             scores = torch.tanh(scores / cap) * cap

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specrt.errors import BuildError
-from specrt_export.align.prediction import accepted, by_position, placed
+from specrt_export.align.prediction import accepted, placed, tokens_per_round
 from specrt_export.align.sparse_loss import sparse_loss
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, batches
 from specrt_export.align.trained_drafts import TrainedDraft
@@ -38,7 +38,7 @@ PAUSE = 60.0
 SHOWN_EVERY = 5.0
 """Seconds between two figures of the loss."""
 
-LOOKED_AT = 48
+LOOKED_AT = 128
 """Held-out texts that the acceptance on the way is measured on."""
 
 
@@ -70,7 +70,7 @@ class TrainingState:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
     looks: list[tuple[int, float]] = field(default_factory=list)
-    """(step, held-out acceptance of the first position)."""
+    """(step, held-out tokens a round at as many positions as are trained)."""
 
 
 Show = Callable[[float | None, str], None]
@@ -96,6 +96,7 @@ class Trainer:
             {"params": others, "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95))
+        self._best: dict[str, Tensor] = {}
 
     def resume(self) -> bool:
         """Go on from a saved state; return False where there is none.
@@ -117,13 +118,20 @@ class Trainer:
             )
         self._draft.trained.load_state_dict(saved["weights"], strict=False)
         self._optimizer.load_state_dict(saved["optimizer"])
+        self._best = saved["best"]
         self.state = TrainingState(**saved["state"])
         return True
 
     def run(self, show: Show) -> None:
-        """Train until the time or the steps are spent."""
+        """Train until the time or the steps are spent; the draft is then the best on the way.
+
+        The best is that of the most tokens a round on held-out texts, which the draft as it came
+        is among. Raises: BuildError for a loss that is no number.
+        """
         state, options = self.state, self._options
         torch.manual_seed(options.seed)
+        if not state.looks:
+            self._look()
         entry_of = None if self._entries is None else self._entries[1]
         source = batches(self._kept, options.batch, entry_of, options.seed, state.step)
         saved = looked = began = time.monotonic()
@@ -150,6 +158,7 @@ class Trainer:
             show(self._done(), said)
         self._look()
         self.save()
+        self._draft.trained.load_state_dict(self._best, strict=False)
 
     def _done(self) -> float:
         """Return the share that is done."""
@@ -183,25 +192,34 @@ class Trainer:
         return float(loss)
 
     def _look(self) -> None:
-        found = accepted(self._draft, self._held, 1, self._entries, self._temperature)
-        self.state.looks.append((self.state.step, by_position(found, 1)[0]))
+        gamma = self._options.positions
+        found = accepted(self._draft, self._held, gamma, self._entries, self._temperature)
+        held, looks = tokens_per_round(found, gamma), self.state.looks
+        if not looks or held > max(each for _, each in looks):
+            self._best = {name: weight.clone() for name, weight in self._weights().items()}
+        looks.append((self.state.step, held))
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the weights that change."""
+        frozen = {n for n, p in self._draft.trained.named_parameters() if not p.requires_grad}
+        weights = self._draft.trained.state_dict()
+        return {name: weight for name, weight in weights.items() if name not in frozen}
 
     def _told(self) -> str:
         last = self.state.losses[-20:]
         told = f"step {self.state.step}, loss {sum(last) / len(last):.3f}"
         if self.state.looks:
-            told += f", held-out acceptance {self.state.looks[-1][1]:.3f}"
+            told += f", held-out tokens a round {self.state.looks[-1][1]:.3f}"
         return told
 
     def save(self) -> None:
         """Write the state aside, and put it in its place whole."""
         self._place.mkdir(parents=True, exist_ok=True)
         path, aside = self._place / "state.pt", self._place / "state.pt.part"
-        frozen = {n for n, p in self._draft.trained.named_parameters() if not p.requires_grad}
-        weights = self._draft.trained.state_dict()
         saved: dict[str, Any] = {
             "identity": self._identity,
-            "weights": {name: w for name, w in weights.items() if name not in frozen},
+            "weights": self._weights(),
+            "best": self._best,
             "optimizer": self._optimizer.state_dict(),
             "state": vars(self.state),
         }

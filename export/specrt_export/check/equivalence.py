@@ -18,6 +18,7 @@ from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.compiler import KV_BYTES
 from specrt_export.compile.tensorrt_compiler import LoweredEngine
 from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens
+from specrt_export.scored_entries import model_entries
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
 """Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
@@ -153,7 +154,7 @@ class _Comparison:
                 f"spread of the logits {place}; expected below {tolerance:.0e}. "
                 f"{_OVERFLOW if self.compute == 'fp16' else _DEFECT}"
             )
-        wrong = _misread(output)
+        wrong = _misread(output, self.reference.entries)
         if wrong:
             raise BuildError(f"the {self.name} engine has a wrong {wrong} {place}. {_DEFECT}")
         return error
@@ -164,10 +165,11 @@ _DEFECT = "This is a defect of the lowering: please report the architecture"
 _OVERFLOW = "In fp16 the model may overflow: build with precision bf16"
 
 
-def _misread(output: Output) -> str:
+def _misread(output: Output, entries: Tokens | None) -> str:
     """Name what a graph reads from its logits wrongly; empty where all is right."""
     logits = output.logits.astype(np.float64)
-    if (output.argmax != logits.argmax(-1)).any():
+    best_ids = logits.argmax(-1)
+    if (output.argmax != (best_ids if entries is None else entries[best_ids])).any():
         return "argmax"
     if output.confidence is not None:
         shares = 1 / np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
@@ -199,13 +201,17 @@ class Reference:
         if checkpoint.coded:
             self.model = _filled(checkpoint)
             return
+        entries = model_entries(checkpoint)
         with quiet(), no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 checkpoint.folder,
                 dtype=torch.float32,
                 attn_implementation="eager",
                 trust_remote_code=False,
+                ignore_mismatched_sizes=entries is not None,
             )
+        if entries is not None:
+            _fill_projection(loaded, checkpoint, len(entries))
         self.model = loaded.eval()
 
     def __call__(self, tokens: Tokens) -> Logits:
@@ -216,6 +222,21 @@ class Reference:
             output = self.model(input_ids=torch.from_numpy(tokens), use_cache=False)
         logits: Logits = output.logits.numpy()
         return logits
+
+
+def _fill_projection(model: Any, checkpoint: Checkpoint, count: int) -> None:
+    """Give a model the checkpoint's last projection, of some entries."""
+    import torch
+
+    from specrt_export.portable.trace import project_on, stored_names
+
+    project_on(model, count)
+    names = stored_names(model)
+    own = {id(parameter) for parameter in model.get_output_embeddings().parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if id(parameter) in own:
+                parameter.copy_(torch.from_numpy(checkpoint.floats(names[name])))
 
 
 def _filled(checkpoint: Checkpoint) -> Any:
@@ -312,7 +333,7 @@ def check_parity(
     reference = Reference(checkpoint) if reference is None else reference
     windows = sorted(set(run.geometry.windows) - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
-    compare = _Cases(tolerance)
+    compare = _Cases(tolerance, run.entries)
     _compare_short(run, reference, compare)
     for window in reachable:
         _compare_beyond(run, reference, compare, window)
@@ -362,19 +383,22 @@ def _random_tokens(vocab_size: int, length: int, seed: int = 1) -> Tokens:
 class _Cases:
     """Gathers cases."""
 
-    def __init__(self, tolerance: float) -> None:
+    def __init__(self, tolerance: float, entries: Tokens | None) -> None:
         self.tolerance = tolerance
+        self.entries = entries
         self.cases: list[Case] = []
 
     def __call__(self, name: str, output: tuple[Logits, Tokens], expected: Logits) -> None:
         """Compare logits and argmax [B, R] with the reference's logits [B, R, V]."""
-        logits, argmax = output
+        logits, ids = output
+        argmax = ids if self.entries is None else np.searchsorted(self.entries, ids)
         scale = float(np.abs(expected).max()) or 1.0
         best = np.sort(expected, axis=-1)
         # The reference's distance from its best logit to the one the graph chose.
         chosen = np.take_along_axis(expected, argmax[..., None], axis=-1)[..., 0]
         lost = (best[..., -1] - chosen) / scale
-        own = np.array_equal(argmax, logits.argmax(-1))
+        chosen_by = logits.argmax(-1)
+        own = np.array_equal(ids, chosen_by if self.entries is None else self.entries[chosen_by])
         error = float(np.abs(logits - expected).max()) / scale
         self.cases.append(
             Case(

@@ -29,6 +29,7 @@ from specrt_export.portable.graph import (
     divergences,
     read_graph,
     runs_here,
+    scored_entries,
 )
 from specrt_export.quantize.quantizer import WEIGHTS, Quantized, graft
 from specrt_export.quantize.weight_store import Stored
@@ -101,6 +102,12 @@ class Likeliest:
     checkpoint: Tokens
     engine: Tokens
 
+    def of(self, entries: Tokens | None) -> Likeliest:
+        """Return the ids of the entries that a model scores, where these are not all."""
+        if entries is None:
+            return self
+        return Likeliest(entries[self.checkpoint], entries[self.engine])
+
 
 def _compare(
     reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]
@@ -167,6 +174,7 @@ class QualityGate:
         """
         with self._reference(original, scratch) as reference:
             quality, likeliest = _compare(reference, EngineScorer(engine), self.pieces)
+        likeliest = likeliest.of(scored_entries(read_graph(original.graph)))
         if not isfinite(quality.kl):
             raise BuildError(
                 f"the quantized {role} returns no numbers on the calibration text. This is a "

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint, names_head
-from specrt_export.safetensors_file import WeightBytes, map_array
+from specrt_export.safetensors_file import WeightBytes
+from specrt_export.scored_entries import NAME, SIZE, read_entries
 
 KIND = "eagle3"
 
@@ -100,7 +101,7 @@ def read_head(checkpoint: Checkpoint, target: Checkpoint, layers: tuple[int, ...
     weights = {_name(name): weight for name, weight in checkpoint.weights.items()}
     weights = {name: weight for name, weight in weights.items() if name not in _IGNORED}
     config, guess = _read_config(checkpoint, target, layers, weights)
-    entries = _entries(checkpoint, weights.pop("d2t", None), config)
+    entries = read_entries(checkpoint, weights.pop(NAME, None), config.scored, config.vocabulary)
     weights = _with_shared(checkpoint, target, weights, config)
     _check_shapes(checkpoint, weights, config)
     return Head(checkpoint, config, weights, entries, guess)
@@ -130,7 +131,7 @@ def _read_config(
             "earlier kinds of heads are not supported: train one of EAGLE-3"
         )
     ids, guess = _inputs(checkpoint, _whole(target, "num_hidden_layers"), layers)
-    scored = config.get("draft_vocab_size") or config.get("truncated_vocab_size") or vocabulary
+    scored = config.get(SIZE) or config.get("truncated_vocab_size") or vocabulary
     if layer.get("rope_theta") is None and layer.get("rope_parameters") is None:
         layer["rope_theta"] = 10000.0
     flags = {flag: bool(config.get(flag, False)) for flag in _FLAGS}
@@ -175,32 +176,6 @@ def _whole(checkpoint: Checkpoint, key: str, config: Mapping[str, Any] | None = 
             "above 0: fetch the checkpoint again"
         )
     return value
-
-
-def _entries(
-    checkpoint: Checkpoint, stored: WeightBytes | None, config: HeadConfig
-) -> NDArray[np.int64] | None:
-    """Return the target's id of each scored entry: its place plus what `d2t` adds."""
-    if stored is None:
-        if config.scored != config.vocabulary:
-            raise CheckpointError(
-                f"{checkpoint.origin} scores {config.scored} of {config.vocabulary} entries and "
-                "has no d2t that says which; fetch it again"
-            )
-        return None
-    if stored.shape != (config.scored,) or stored.dtype not in ("I64", "I32"):
-        raise CheckpointError(
-            f"{stored.file}: d2t is {stored.dtype}{list(stored.shape)}; expected I64 or I32"
-            f"[{config.scored}], as draft_vocab_size says"
-        )
-    added = map_array(stored).astype(np.int64)
-    ids = np.arange(config.scored) + added
-    if (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= config.vocabulary:
-        raise CheckpointError(
-            f"{stored.file}: d2t does not lead to rising ids from 0 to {config.vocabulary - 1}; "
-            "it adds to the place of an entry, it is not the id itself"
-        )
-    return ids
 
 
 def _with_shared(

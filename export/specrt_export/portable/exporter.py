@@ -21,6 +21,7 @@ from specrt_export.heads.eagle3_format import HIDDEN, Head
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
 from specrt_export.portable.trace import Traced, quiet, trace, trace_head
+from specrt_export.scored_entries import model_entries
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -281,7 +282,8 @@ def export_graph(
     tell = progress or (lambda stage: None)
     check_support(checkpoint.config)
     tell("trace")
-    return _finish(trace(checkpoint.folder, head), checkpoint, out, tell)
+    traced = trace(checkpoint.folder, head, model_entries(checkpoint))
+    return _finish(traced, checkpoint, out, tell)
 
 
 def export_head(head: Head, checkpoint: Checkpoint, out: Path, positions: int) -> ExportedGraph:

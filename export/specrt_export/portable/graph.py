@@ -193,6 +193,7 @@ class GraphRun:
     def __init__(self, graph: Path | onnx.ModelProto, folder: Path) -> None:
         model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
         self.geometry = geometry_of(model)
+        self.entries = scored_entries(model)
         # Held as long as the session is: it may read the mapped bytes in place.
         self._session, self._weights = open_session(model, folder)
         self._buffers: dict[str, NDArray[np.float32]] = {}
@@ -233,6 +234,19 @@ class GraphRun:
         found = self._session.run([*wanted, *(f"present_{n}" for n in self._buffers)], feed)
         self._buffers = dict(zip(self._buffers, found[len(wanted) :], strict=True))
         return list(found[: len(wanted)])
+
+
+def scored_entries(model: onnx.ModelProto) -> Tokens | None:
+    """Return the id of each entry that a graph scores; None where it scores all.
+
+    The graph looks up what `argmax` is, in ids behind which there is one for no number.
+    """
+    made = next((n for n in model.graph.node if "argmax" in n.output), None)
+    if made is None or made.op_type != "Gather":
+        return None
+    found = next((t for t in model.graph.initializer if t.name == made.input[0]), None)
+    ids: Tokens | None = None if found is None else onnx.numpy_helper.to_array(found)[:-1]
+    return ids
 
 
 def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -52,12 +54,15 @@ class Traced:
     """What the graph has besides: a target with a head `feature`, a head `hidden` and `state`."""
 
 
-def trace(folder: Path, head: Head | None = None) -> Traced:
+def trace(
+    folder: Path, head: Head | None = None, entries: NDArray[np.int64] | None = None
+) -> Traced:
     """Trace the model that `folder`'s config.json describes, with the feature that `head` reads.
 
+    `entries` are the ids that a draft scores, where these are not all.
     Raises: ExportError if the model does not fit the graph contract, or does not trace.
     """
-    return _traced(folder, lambda: _trace(folder, head))
+    return _traced(folder, lambda: _trace(folder, head, entries))
 
 
 def trace_head(head: Head, positions: int) -> Traced:
@@ -82,10 +87,15 @@ def _traced(folder: Path, trace: Callable[[], Traced]) -> Traced:
         ) from error
 
 
-def _trace(folder: Path, head: Head | None) -> Traced:
+def _trace(folder: Path, head: Head | None, entries: NDArray[np.int64] | None) -> Traced:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         model, buffers = build(folder, mode)
+        if entries is not None:
+            with faked(mode):
+                project_on(model, len(entries))
+            buffers["entries"] = _looked_up(entries)
+            model.register_buffer("entries", mode.from_tensor(buffers["entries"]))
         names = stored_names(model)
         model.config._attn_implementation = name
         with mode:
@@ -97,7 +107,8 @@ def _trace(folder: Path, head: Head | None) -> Traced:
                 feature = FeatureProjection(head.config)
             names |= {f"feature.{n}": n for n, _ in feature.named_parameters()}
         with mode:
-            decoder = Decoder(model, hook, feature, head.config.inputs if head else ()).eval()
+            inputs = head.config.inputs if head else ()
+            decoder = Decoder(model, hook, feature, inputs, maps=entries is not None).eval()
             graph = _export(decoder, geometry)
     _fill(graph, names, buffers)
     beside = ("feature",) if head is not None else ()
@@ -111,7 +122,7 @@ def _trace_head(head: Head, positions: int) -> Traced:
             model: Any = Eagle3Head(config)
         entries = torch.empty(0, dtype=torch.int64)
         if head.entries is not None:
-            entries = torch.tensor([*head.entries.tolist(), NO_NUMBER])
+            entries = _looked_up(head.entries)
         model.register_buffer("entries", entries)
         buffers = take_buffers(model, mode)
         names = {n: n for n, _ in model.named_parameters()}
@@ -278,11 +289,12 @@ class Decoder(torch.nn.Module):
 
     def __init__(
         self, model: Any, hook: Hook, feature: FeatureProjection | None = None,
-        inputs: Sequence[int] = (),
+        inputs: Sequence[int] = (), *, maps: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.model = model
         self.hook = hook
+        self.maps = maps
         self.feature = feature
         self.inputs = inputs
 
@@ -315,8 +327,7 @@ class Decoder(torch.nn.Module):
                 use_cache=True,
             ).logits
         # Told here, where the row was just made: a device would have to read every logit again.
-        broken = logits.sum(-1).isnan()
-        return logits, torch.where(broken, NO_NUMBER, logits.argmax(-1)), buffers.pairs
+        return logits, _best(self.model, logits, self.maps), buffers.pairs
 
 
 class DraftHead(torch.nn.Module):
@@ -347,13 +358,39 @@ class DraftHead(torch.nn.Module):
         embeds = self.model.embed_tokens(input_ids)
         states = self.model(embeds, hidden, positions, mask, buffers).index_select(1, rows)
         logits = self.model.logits(states)
-        best = torch.where(logits.sum(-1).isnan(), NO_NUMBER, logits.argmax(-1))
-        if self.maps:  # the last of the entries is for NO_NUMBER
-            best = symbolic(
-                "Gather", [self.model.entries, best], {"axis": 0}, dtype=torch.int64,
-                shape=best.shape, version=OPSET,
-            )  # fmt: skip
+        best = _best(self.model, logits, self.maps)
         return logits, best, self.model.fed_back(states), buffers.pairs
+
+
+def _looked_up(entries: NDArray[np.int64]) -> Tensor:
+    """Return the ids of entries, and for NO_NUMBER, which is looked up as the last, itself."""
+    return torch.tensor([*entries.tolist(), NO_NUMBER])
+
+
+def _best(model: Any, logits: Tensor, maps: bool) -> Tensor:
+    """Return the ids [B, R] of the largest logits, -1 for a row with a NaN.
+
+    Of a model that `maps` they are looked up among its `entries`.
+    """
+    best = torch.where(logits.sum(-1).isnan(), NO_NUMBER, logits.argmax(-1))
+    if not maps:
+        return best
+    return symbolic(
+        "Gather", [model.entries, best], {"axis": 0}, dtype=torch.int64, shape=best.shape,
+        version=OPSET,
+    )  # fmt: skip
+
+
+def project_on(model: Any, count: int) -> None:
+    """Give a model a last projection of so many entries.
+
+    Raises: ExportError for one that has none.
+    """
+    whole = model.get_output_embeddings()
+    if whole is None:
+        raise ExportError(f"{type(model).__name__} has no output head to keep entries of")
+    bias = getattr(whole, "bias", None) is not None
+    model.set_output_embeddings(torch.nn.Linear(whole.in_features, count, bias=bias))
 
 
 @contextmanager
