@@ -189,7 +189,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._draft.trained.parameters(), 1.0)
         self._optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     def _look(self) -> None:
         gamma = self._options.positions

@@ -54,6 +54,8 @@ _LEAST_ENTRIES = 16
               "[default: an early, a middle and a late one]")  # fmt: skip
 @click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="How long to train; 0 trains nothing.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(min=1),
+              help="Train so many steps instead of minutes.")  # fmt: skip
 @click.option("--loss", type=click.Choice(("lk_hybrid", "kl", "tv", "nla")), default="lk_hybrid",
               show_default=True, help="What training makes small; docs/align.md.")  # fmt: skip
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True, max=1),
@@ -70,6 +72,7 @@ def command(
     depth: int | None,
     reads: str | None,
     minutes: float,
+    steps: int | None,
     loss: str,
     learning_rate: float,
     seed: int,
@@ -94,7 +97,7 @@ def command(
         _check_place(out, RECORD)
         plan = read_recipe(recipe)
         costs, whose = _costs(plan, bundle)
-        training = TrainingOptions(loss=loss, minutes=minutes, rate=learning_rate, seed=seed)
+        training = TrainingOptions(loss, minutes, steps or 0, learning_rate, seed=seed)
         options = AlignmentOptions(kind, depth or 0, read, kept, training)
         alignment = Alignment(plan, traces, options, costs, out.with_name(f"{out.name}.state"))
         index = alignment.index

@@ -1,0 +1,309 @@
+"""Training: what is lost, what it says decoding will gain, and what is written when."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+import specrt
+from align.conftest import ANSWER, VOCABULARY, recipe_of
+from specrt.cli import run
+from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.params import SamplingParams
+from specrt.traces import read_index, read_texts
+from specrt_export.align import trainer
+from specrt_export.align.alignment import KINDS, RECORD, Alignment, AlignmentOptions, Outcome
+from specrt_export.align.draft_sources import DraftSource
+from specrt_export.align.prediction import accepted, tokens_per_round
+from specrt_export.align.sparse_loss import LOSSES, SparseTarget, overlap, sparse_loss
+from specrt_export.align.trace_batches import cut, split
+from specrt_export.align.trainer import TrainingOptions
+from specrt_export.builder import build
+
+QUICK = TrainingOptions(steps=60, rate=3e-3, batch=1024)
+LONGER = replace(QUICK, steps=120, rate=0.03)
+
+Aligned = Callable[..., tuple[Alignment, DraftSource, Outcome]]
+
+
+@pytest.fixture
+def align(pair: Path, traces: Path, tmp_path: Path) -> Aligned:
+    """Align a draft of some kind."""
+
+    def aligned(kind: str, **options: Any) -> tuple[Alignment, DraftSource, Outcome]:
+        options = {"training": QUICK, **options}
+        made = Alignment(
+            recipe_of(pair, pair / "draft"), traces, AlignmentOptions(kind, **options), None,
+            tmp_path / "state",
+        )  # fmt: skip
+        return made, *made.run(lambda share, stage: None)
+
+    return aligned
+
+
+def known(count: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, SparseTarget]:
+    """Return logits, a target's distributions, and all that is known of them, in any order."""
+    torch.manual_seed(0)
+    logits, p = torch.randn(count, vocabulary) * 2, torch.randn(count, vocabulary).softmax(-1)
+    ids = torch.stack([torch.randperm(vocabulary) for _ in range(count)])
+    return logits, p, SparseTarget(ids, p.gather(-1, ids).log(), torch.zeros(count))
+
+
+def test_losses_of_whole_distributions_are_those_of_torch() -> None:
+    logits, p, target = known(7, 30)
+    q = logits.softmax(-1)
+    kl = torch.nn.functional.kl_div(q.log(), p, reduction="batchmean")
+    least = torch.minimum(p, q).sum(-1)
+    wanted = {"kl": kl, "tv": 1 - least.mean(), "nla": -least.log().mean()}
+    for kind, value in wanted.items():
+        torch.testing.assert_close(sparse_loss(logits, target, kind), value)
+    assert wanted["tv"] < sparse_loss(logits, target, "lk_hybrid") < wanted["kl"]
+    torch.testing.assert_close(overlap(logits, target), least)
+
+
+def test_what_is_not_known_can_only_add_to_the_overlap() -> None:
+    logits, p, whole = known(7, 30)
+    best = p.topk(5, -1)
+    some = SparseTarget(best.indices, best.values.log(), 1 - best.values.sum(-1))
+    exact = overlap(logits, whole)
+    assert (overlap(logits, some) >= exact - 1e-6).all()
+    assert (overlap(logits, some) <= exact + some.rest + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_losses_are_least_at_the_target(kind: str) -> None:
+    logits, p, target = known(4, 20)
+    free = logits.clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([free], 0.1)
+    for _ in range(400):
+        optimizer.zero_grad()
+        sparse_loss(free, target, kind).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    torch.testing.assert_close(free.detach().softmax(-1), p, atol=0.03, rtol=0)
+
+
+def test_a_draft_is_held_to_the_entries_that_it_has() -> None:
+    """Of a target that puts 0.6 on what the draft lacks, the others' shares are learnt."""
+    target = SparseTarget(
+        torch.tensor([[-1, 0, 1]]), torch.tensor([[0.6, 0.3, 0.1]]).log(), torch.zeros(1)
+    )
+    right = torch.tensor([[0.75, 0.25]]).log()
+    assert sparse_loss(right, target, "kl").abs() < 1e-6
+    torch.testing.assert_close(overlap(right, target), torch.tensor([0.4]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_predicted_is_what_decoding_does(
+    align: Aligned, pair: Path, traces: Path, tmp_path: Path, kind: str
+) -> None:
+    """Rounds of the built draft, counted, on texts that nothing was trained on."""
+    alignment, source, outcome = align(kind, entries=0 if kind == "layers" else 64)
+    alignment.write(source, outcome, tmp_path / kind)
+    texts = split([*read_texts(traces, read_index(traces))])[1]
+    build(recipe_of(pair, tmp_path / kind), tmp_path / "bundle")
+    maps = source.maps(VOCABULARY)
+    found = accepted(source.draft, [cut(text, 512) for text in texts], 4, maps, 0.0)
+    with specrt.load(tmp_path / "bundle", threads=1, text_memory_bytes=0) as generator:
+        for gamma in (1, 3, 4):
+            emitted = rounds = 0
+            for text in texts:
+                params = SamplingParams(max_tokens=ANSWER)
+                done = generator.generate(
+                    text.prompt.tolist(), params, gamma=gamma, drafter="model"
+                )
+                assert done.token_ids == text.answer.tolist()
+                emitted += len(done.token_ids) - 1
+                rounds += len(done.speculation.log)
+            assert tokens_per_round(found, gamma) == pytest.approx(emitted / rounds, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_makes_a_draft_better(align: Aligned, kind: str) -> None:
+    _, _, untrained = align(kind, training=replace(QUICK, steps=0, minutes=0.0))
+    _, _, outcome = align(kind, training=LONGER if kind == "draft" else QUICK)
+    assert outcome.after[0].accepted[0] > untrained.after[0].accepted[0] + 0.1
+    assert [one.domain for one in outcome.after] == ["", "even", "odd"]
+    assert outcome.after[0].texts == sum(one.texts for one in outcome.after[1:])
+
+
+class KilledError(Exception):
+    pass
+
+
+def weights(source: DraftSource) -> dict[str, torch.Tensor]:
+    return source.draft.trained.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["draft", "head"])
+def test_a_run_that_was_killed_goes_on(
+    align: Aligned, traces: Path, pair: Path, tmp_path: Path, kind: str
+) -> None:
+    often = replace(QUICK, steps=12, save_every=0.0)
+    _, whole, _ = align(kind, training=often)
+    shutil.rmtree(tmp_path / "state")
+    steps = []
+
+    def killed(share: float | None, stage: str) -> None:
+        steps.append(share)
+        if len(steps) == 8:
+            raise KilledError
+
+    options = AlignmentOptions(kind, training=often)
+    recipe = recipe_of(pair, pair / "draft")
+    with pytest.raises(KilledError):
+        Alignment(recipe, traces, options, None, tmp_path / "state").run(killed)
+    alignment, resumed, _ = align(kind, training=often)
+    assert alignment.state.step == 12
+    for name, weight in weights(whole).items():
+        torch.testing.assert_close(weights(resumed)[name], weight, atol=1e-4, rtol=1e-3)
+    with pytest.raises(BuildError, match="other options"):
+        align(kind, training=replace(often, rate=0.5))
+
+
+def test_a_state_that_was_cut_off_is_refused(align: Aligned, tmp_path: Path) -> None:
+    align("draft", training=replace(QUICK, steps=2))
+    state = tmp_path / "state" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    with pytest.raises(BuildError, match="damaged"):
+        align("draft", training=replace(QUICK, steps=2))
+
+
+def test_what_is_no_number_ends_training(align: Aligned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        trainer, "sparse_loss", lambda *_: torch.tensor(torch.nan, requires_grad=True)
+    )
+    with pytest.raises(BuildError, match="learning-rate"):
+        align("draft")
+
+
+def command(pair: Path, traces: Path, out: Path, *more: str) -> int:
+    named = ["--traces", str(traces), "--out", str(out)]
+    return run(["align", str(pair / "recipe.toml"), *named, "--learning-rate", "0.03", *more])
+
+
+def test_a_better_draft_is_written_with_its_record(
+    pair: Path, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe_of(pair, pair / "draft")
+    out = tmp_path / "aligned"
+    assert command(pair, traces, out, "--steps", "120") == 0
+    assert f"wrote {out}" in capsys.readouterr().out
+    record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    assert max(record["after"][0]["speeds"]) > max(record["before"][0]["speeds"])
+    assert (out / "alignment.svg").read_text(encoding="utf-8").startswith("<?xml")
+    assert [path.name for path in tmp_path.iterdir()] == ["aligned"]
+    assert command(pair, traces, out, "--minutes", "0", "--trim-vocab", "48") == 0  # replaced
+    assert load_file(out / "model.safetensors")["lm_head.weight"].shape[0] == 48
+
+
+def test_a_draft_that_is_no_faster_is_not_written(
+    pair: Path, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe_of(pair, pair / "draft")
+    assert command(pair, traces, tmp_path / "aligned", "--minutes", "0") == 1
+    assert "not written" in capsys.readouterr().out
+    assert not (tmp_path / "aligned").exists()
+
+
+def test_traces_of_another_tokenizer_are_refused(
+    pair: Path, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pair, tmp_path / "pair", ignore=shutil.ignore_patterns("bundle", "traces"))
+    for role in ("target", "draft"):
+        path = tmp_path / "pair" / role / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.add_tokens(["<new>"])
+        path.write_text(path.read_text(encoding="utf-8").replace("t95", "T95"), encoding="utf-8")
+    recipe_of(tmp_path / "pair", tmp_path / "pair" / "draft")
+    assert command(tmp_path / "pair", traces, tmp_path / "out") == 2
+    assert "tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--trim-vocab", "few"],
+        ["--trim-vocab", "0"],
+        ["--kind", "layers", "--depth", "4"],
+        ["--kind", "draft", "--depth", "2"],
+        ["--kind", "head", "--reads", "3,2"],
+        ["--kind", "head", "--reads", "x"],
+        ["--kind", "draft", "--reads", "1,2"],
+        ["--bundle", "nowhere"],
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_work(
+    pair: Path, traces: Path, tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe_of(pair, pair / "draft")
+    assert command(pair, traces, tmp_path / "out", *more) == 2
+    told = capsys.readouterr().err
+    assert told.count("specrt:") == 1
+    assert "Traceback" not in told
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.state").exists()
+
+
+def test_a_place_that_holds_something_else_is_refused(
+    pair: Path, traces: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "letter").write_text("dear", encoding="utf-8")
+    assert command(pair, traces, tmp_path) == 2
+
+
+def test_a_recipe_without_a_draft_model_names_the_other_kinds(
+    pair: Path, traces: Path, tmp_path: Path
+) -> None:
+    path = pair / "alone.toml"
+    path.write_text('[target]\ncheckpoint = "target"\n', encoding="utf-8")
+    from specrt_export.recipe import read_recipe
+
+    with pytest.raises(BuildError, match="--kind head"):
+        Alignment(read_recipe(path), traces, AlignmentOptions("draft"), None, tmp_path / "state")
+
+
+def test_a_trimmed_model_says_which_entries_it_has(
+    align: Aligned, pair: Path, tmp_path: Path
+) -> None:
+    alignment, source, outcome = align(
+        "draft", entries=48, training=replace(QUICK, steps=0, minutes=0.0)
+    )
+    alignment.write(source, outcome, tmp_path / "trimmed")
+    stored = load_file(tmp_path / "trimmed" / "model.safetensors")
+    ids = (stored["d2t"] + torch.arange(48)).tolist()
+    assert ids == sorted(set(ids))
+    assert 2 in ids  # what ends a text
+    whole = load_file(pair / "draft" / "model.safetensors")["model.embed_tokens.weight"]
+    torch.testing.assert_close(stored["lm_head.weight"], whole[ids])
+    config = json.loads((tmp_path / "trimmed" / "config.json").read_text(encoding="utf-8"))
+    for wrong in (
+        {"draft_vocab_size": 47},
+        {"draft_vocab_size": "x"},
+        {"tie_word_embeddings": True},
+    ):
+        (tmp_path / "trimmed" / "config.json").write_text(
+            json.dumps(config | wrong), encoding="utf-8"
+        )
+        with pytest.raises(CheckpointError, match=r"d2t|whole numbers"):
+            build(recipe_of(pair, tmp_path / "trimmed"), tmp_path / "bundle")
+
+
+def test_texts_of_one_token_are_on_neither_side(traces: Path) -> None:
+    texts = [*read_texts(traces, read_index(traces))]
+    short = [replace(text, answer=text.answer[:1]) for text in texts]
+    with pytest.raises(RequestError, match="--max-tokens"):
+        split(short)
+    kept, held = split(texts)
+    assert {t.prompt.tobytes() for t in kept}.isdisjoint(t.prompt.tobytes() for t in held)
+    assert len(kept) + len(held) == sum(len(text.answer) > 1 for text in texts)
+    assert np.isclose(len(held) / len(texts), 0.1, atol=0.08)
