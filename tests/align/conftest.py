@@ -57,6 +57,12 @@ def save_model(folder: Path, width: int, layers: int, seed: int, *, tied: bool) 
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Small products, and several processes that test."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, a smaller draft, a recipe, their bundle, and prompts."""

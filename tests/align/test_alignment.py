@@ -202,7 +202,7 @@ def test_a_better_draft_is_written_with_its_record(
     assert max(record["after"][0]["speeds"]) > max(record["before"][0]["speeds"])
     assert (out / "alignment.svg").read_text(encoding="utf-8").startswith("<?xml")
     assert [path.name for path in tmp_path.iterdir()] == ["aligned"]
-    assert command(pair, traces, out, "--minutes", "0", "--trim-vocab", "48") == 0  # replaced
+    assert command(pair, traces, out, "--steps", "120", "--trim-vocab", "48") == 0  # replaced
     assert load_file(out / "model.safetensors")["lm_head.weight"].shape[0] == 48
 
 
