@@ -198,20 +198,17 @@ class Reference:
 
         from specrt_export.portable.trace import quiet
 
-        if checkpoint.coded:
-            self.model = _filled(checkpoint)
-            return
         entries = model_entries(checkpoint)
+        if checkpoint.coded or entries is not None:
+            self.model = _filled(checkpoint, None if entries is None else len(entries))
+            return
         with quiet(), no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 checkpoint.folder,
                 dtype=torch.float32,
                 attn_implementation="eager",
                 trust_remote_code=False,
-                ignore_mismatched_sizes=entries is not None,
             )
-        if entries is not None:
-            _fill_projection(loaded, checkpoint, len(entries))
         self.model = loaded.eval()
 
     def __call__(self, tokens: Tokens) -> Logits:
@@ -224,27 +221,15 @@ class Reference:
         return logits
 
 
-def _fill_projection(model: Any, checkpoint: Checkpoint, count: int) -> None:
-    """Give a model the checkpoint's last projection, of some entries."""
-    import torch
+def _filled(checkpoint: Checkpoint, scored: int | None) -> Any:
+    """Return the model of a checkpoint that transformers does not load itself.
 
-    from specrt_export.portable.trace import project_on, stored_names
-
-    project_on(model, count)
-    names = stored_names(model)
-    own = {id(parameter) for parameter in model.get_output_embeddings().parameters()}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if id(parameter) in own:
-                parameter.copy_(torch.from_numpy(checkpoint.floats(names[name])))
-
-
-def _filled(checkpoint: Checkpoint) -> Any:
-    """Return a quantized checkpoint's model, with the floats that its codes stand for."""
+    Codes become the floats that they stand for; of a draft of some entries, so many are `scored`.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from specrt_export.portable.trace import quiet
+    from specrt_export.portable.trace import project_on, quiet, stored_names
 
     with quiet(), no_progress_bar(), torch.no_grad():
         make: Any = AutoModelForCausalLM.from_config
@@ -253,8 +238,12 @@ def _filled(checkpoint: Checkpoint) -> Any:
             dtype=torch.float32,
             attn_implementation="eager",
         )
+        names: dict[str, str] = {}
+        if scored is not None:
+            project_on(model, scored)
+            names = stored_names(model)
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(checkpoint.floats(name)))
+            parameter.copy_(torch.from_numpy(checkpoint.floats(names.get(name, name))))
     return model.eval()
 
 
