@@ -25,6 +25,7 @@ specrt.bench
 specrt.c_host
 specrt.serve
 specrt_export.builder
+specrt_export.align
 specrt_export.measured_model
 specrt_export.check
 specrt_export.compile

@@ -29,7 +29,7 @@ from specrt_export.align.draft_sources import (
     require_floats,
 )
 from specrt_export.align.prediction import (
-    Acceptance,
+    TextAcceptance,
     Prediction,
     accepted,
     drafts_of,
@@ -161,7 +161,7 @@ class Alignment:
         share = source.read / read_weights(self._model)
         return drafts_of(costs, share, None if costs.assumed else measured)
 
-    def _accepted(self, source: DraftSource) -> list[Acceptance]:
+    def _accepted(self, source: DraftSource) -> list[TextAcceptance]:
         maps = source.maps(self.index.vocabulary)
         return accepted(source.draft, self._measured, self._most, maps, self.index.temperature)
 
@@ -251,9 +251,9 @@ def plot(state: TrainingState, loss: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def _nothing(windows: Sequence[TraceWindow]) -> list[Acceptance]:
+def _nothing(windows: Sequence[TraceWindow]) -> list[TextAcceptance]:
     """Return what is accepted of no draft."""
-    return [Acceptance(np.zeros((1, len(one.ids)), bool), one.domain) for one in windows]
+    return [TextAcceptance(np.zeros((1, len(one.ids)), bool), one.domain) for one in windows]
 
 
 def _check(

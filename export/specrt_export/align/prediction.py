@@ -23,7 +23,7 @@ _LEAST = 1e-30
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class TextAcceptance:
     """Which tokens of a text each position of a draft would have had accepted.
 
     Shapes: accepted [positions, A]: whether a draft has token a of the answer right in that
@@ -52,13 +52,13 @@ class Acceptance:
         return found
 
 
-def tokens_per_round(texts: Sequence[Acceptance], gamma: int) -> float:
+def tokens_per_round(texts: Sequence[TextAcceptance], gamma: int) -> float:
     """Return the tokens that a round yields, its own one included; 1 without texts."""
     rounds = [one for text in texts for one in text.rounds(gamma)]
     return sum(emitted for _, emitted in rounds) / len(rounds) if rounds else 1.0
 
 
-def by_position(texts: Sequence[Acceptance], gamma: int) -> list[float]:
+def by_position(texts: Sequence[TextAcceptance], gamma: int) -> list[float]:
     """Return, for each position, the share of rounds in which the token there was accepted."""
     rounds = [right for text in texts for right, _ in text.rounds(gamma)]
     return [sum(right > at for right in rounds) / max(1, len(rounds)) for at in range(gamma)]
@@ -101,7 +101,7 @@ class Prediction:
 _RATES = ("accepted", "tokens_per_round", "speeds")
 
 
-def predictions(texts: Sequence[Acceptance], costs: Costs, most: int) -> tuple[Prediction, ...]:
+def predictions(texts: Sequence[TextAcceptance], costs: Costs, most: int) -> tuple[Prediction, ...]:
     """Return what gammas up to `most` come to over all texts, then over those of each domain."""
     domains = sorted({text.domain for text in texts})
     parts = {"": list(texts)}
@@ -110,7 +110,7 @@ def predictions(texts: Sequence[Acceptance], costs: Costs, most: int) -> tuple[P
     return tuple(_prediction(name, part, costs, most) for name, part in parts.items())
 
 
-def _prediction(domain: str, texts: list[Acceptance], costs: Costs, most: int) -> Prediction:
+def _prediction(domain: str, texts: list[TextAcceptance], costs: Costs, most: int) -> Prediction:
     unit = 1.0 if costs.assumed else 1e9
     yields = tuple(tokens_per_round(texts, g) for g in range(most + 1))
     speeds = tuple(each / costs.round_ns(g) * unit for g, each in enumerate(yields))
@@ -136,7 +136,7 @@ def drafts_of(costs: Costs, share: float, measured: float | None) -> Costs:
 def accepted(
     draft: TrainedDraft, windows: Sequence[TraceWindow], positions: int,
     entries: tuple[Tensor, Tensor] | None, temperature: float,
-) -> list[Acceptance]:  # fmt: skip
+) -> list[TextAcceptance]:  # fmt: skip
     """Return what of a draft would be accepted on windows.
 
     `entries` are the target's ids of the entries that it scores, and the entry of each id. At
@@ -145,7 +145,7 @@ def accepted(
     """
     draft.trained.eval()
     order = sorted(range(len(windows)), key=lambda at: len(windows[at].tokens))
-    found: dict[int, Acceptance] = {}
+    found: dict[int, TextAcceptance] = {}
     ids, entry_of = entries if entries is not None else (None, None)
     for group in grouped(windows, order, BATCH):
         batch = TraceBatch.of([windows[at] for at in group], entry_of)
@@ -157,7 +157,7 @@ def accepted(
             right[position:, chosen] = here
         ends = np.cumsum([len(windows[at].ids) for at in group])
         for at, one in zip(group, np.split(right.numpy(), ends[:-1], axis=1), strict=True):
-            found[at] = Acceptance(one, windows[at].domain)
+            found[at] = TextAcceptance(one, windows[at].domain)
     return [found[at] for at in range(len(windows))]
 
 
