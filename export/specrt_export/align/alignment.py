@@ -29,8 +29,8 @@ from specrt_export.align.draft_sources import (
     require_floats,
 )
 from specrt_export.align.prediction import (
-    TextAcceptance,
     Prediction,
+    TextAcceptance,
     accepted,
     drafts_of,
     predictions,
