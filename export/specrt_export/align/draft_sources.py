@@ -87,6 +87,8 @@ class DraftSource:
         for name in TOKENIZER_FILES:
             if (self.tokenizer / name).exists():
                 shutil.copyfile(self.tokenizer / name, folder / name)
+        for path in folder.glob("*.safetensors"):
+            path.chmod(0o644)  # the library writes them for their owner alone
 
     def _write_head(self, draft: HeadDraft, folder: Path) -> None:
         flags = draft.head.flags
