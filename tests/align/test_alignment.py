@@ -298,6 +298,25 @@ def test_a_trimmed_model_says_which_entries_it_has(
             build(recipe_of(pair, tmp_path / "trimmed"), tmp_path / "bundle")
 
 
+def test_a_trimmed_draft_changes_no_text(align: Aligned, pair: Path, tmp_path: Path) -> None:
+    """In rows that share passes, with int8 weights, with seeds and without."""
+    untrained = replace(QUICK, steps=0, minutes=0.0)
+    alignment, source, outcome = align("draft", entries=48, training=untrained)
+    alignment.write(source, outcome, tmp_path / "trimmed")
+    recipe = recipe_of(pair, tmp_path / "trimmed")
+    options = replace(recipe.engine, batch=2, precision="int8")
+    build(replace(recipe, engine=options), tmp_path / "bundle")
+    prompts = [[5, 9, 17], [40, 41, 5, 5, 7]]
+    with specrt.load(tmp_path / "bundle", threads=1, text_memory_bytes=0) as generator:
+        assert generator.models.target.batch == 2
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+            plain = generator.generate_each(prompts, params, drafter="none")
+            drafted = generator.generate_each(prompts, params, gamma=4, drafter="model")
+            assert [d.token_ids for [d] in drafted] == [p.token_ids for [p] in plain]
+            assert all(done.speculation.drafted for [done] in drafted)
+
+
 def test_texts_of_one_token_are_on_neither_side(traces: Path) -> None:
     texts = [*read_texts(traces, read_index(traces))]
     short = [replace(text, answer=text.answer[:1]) for text in texts]

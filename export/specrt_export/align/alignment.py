@@ -25,8 +25,8 @@ from specrt_export.align.draft_sources import (
     layers_source,
     likeliest_entries,
     model_source,
-    read_weights,
     require_floats,
+    stored_weights,
 )
 from specrt_export.align.prediction import (
     Prediction,
@@ -149,7 +149,7 @@ class Alignment:
         """Return what the recipe's draft is worth, and what it reads of what the target does."""
         source = self._of_recipe()
         texts = self._accepted(source) if source is not None else _nothing(self._measured)
-        share = None if source is None else source.read / read_weights(self._model)
+        share = None if source is None else source.read / stored_weights(self._target.checkpoint)
         costs = self._costs_of(source, share)
         return predictions(texts, costs, self._most if source is not None else 0), share
 
@@ -158,7 +158,7 @@ class Alignment:
         costs = self._costs or Costs.assume(self._most)
         if source is None:
             return costs
-        share = source.read / read_weights(self._model)
+        share = source.read / stored_weights(self._target.checkpoint)
         return drafts_of(costs, share, None if costs.assumed else measured)
 
     def _accepted(self, source: DraftSource) -> list[TextAcceptance]:
@@ -278,7 +278,8 @@ def _check(
             f"--reads is of a new head, and {recipe.path} names one; set `layers` in its [draft], "
             "or remove that"
         )
-    require_floats(target.checkpoint, "its draft")
+    if options.kind != "draft":
+        require_floats(target.checkpoint, "what is made of its layers")
     if draft is not None and draft.head is None:
         require_floats(draft.checkpoint, "a draft model")
         check_vocabulary(target.checkpoint, draft.checkpoint)

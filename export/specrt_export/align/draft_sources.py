@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ class DraftSource:
         model = self.draft.model
         there = np.arange(model.config.vocab_size) if self.entries is None else self.entries
         kept = np.intersect1d(kept, there)
-        model.lm_head = some_rows(model.get_output_embeddings(), np.searchsorted(there, kept))
+        kept_rows = some_rows(model.get_output_embeddings(), np.searchsorted(there, kept))
+        model.set_output_embeddings(kept_rows)
         model.config.tie_word_embeddings = False
         setattr(model.config, SIZE, len(kept))
         return replace(self, entries=kept)
@@ -130,6 +132,14 @@ def read_weights(model: nn.Module) -> int:
     tied: Any = model if getattr(config, "tie_word_embeddings", False) else None
     both = tied.get_input_embeddings().weight.numel() if tied is not None else 0
     return sum(sizes.values()) + int(both)
+
+
+def stored_weights(checkpoint: Checkpoint) -> int:
+    """Return the weights of a checkpoint that are read for a token, as `read_weights` does."""
+    shapes = {name: weight.shape for name, weight in checkpoint.weights.items()}
+    shapes |= {name: weight.shape for name, weight in checkpoint.coded.items()}
+    tied = not any(name.endswith("lm_head.weight") for name in shapes)
+    return sum(prod(s) for name, s in shapes.items() if tied or not name.endswith(_EMBEDDING))
 
 
 def stored_type(checkpoint: Checkpoint) -> torch.dtype:

@@ -46,7 +46,7 @@ class ModelDraft:
 
     def steps(self, tokens: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the states of the whole text, once for all positions."""
-        output = self.model.model(input_ids=tokens, use_cache=False)
+        output = self.model.base_model(input_ids=tokens, use_cache=False)
         yield 1, output.last_hidden_state
 
     def logits(self, states: Tensor) -> Tensor:
