@@ -80,7 +80,9 @@ class HeadDraft:
 
         inputs = self.head.flags.inputs
         with torch.no_grad():
-            output = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True)
+            output = self.target.base_model(
+                input_ids=tokens, use_cache=False, output_hidden_states=True
+            )
             entering = [output.hidden_states[i] for i in inputs]
             embeds = self.head.embed_tokens(nn.functional.pad(tokens, (0, count)))
         width = tokens.shape[1]
