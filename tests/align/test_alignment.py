@@ -31,7 +31,7 @@ from specrt_export.align.trainer import TrainingOptions
 from specrt_export.builder import build
 
 QUICK = TrainingOptions(steps=60, rate=3e-3, batch=1024)
-LONGER = replace(QUICK, steps=120, rate=0.03)
+RATES = {"draft": 0.03, "head": 0.01, "layers": 0.003}
 
 Aligned = Callable[..., tuple[Alignment, DraftSource, Outcome]]
 
@@ -130,7 +130,7 @@ def test_what_is_predicted_is_what_decoding_does(
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_makes_a_draft_better(align: Aligned, kind: str) -> None:
     _, _, untrained = align(kind, training=replace(QUICK, steps=0, minutes=0.0))
-    _, _, outcome = align(kind, training=LONGER if kind == "draft" else QUICK)
+    _, _, outcome = align(kind, training=replace(QUICK, steps=120, rate=RATES[kind]))
     assert outcome.after[0].accepted[0] > untrained.after[0].accepted[0] + 0.1
     assert [one.domain for one in outcome.after] == ["", "even", "odd"]
     assert outcome.after[0].texts == sum(one.texts for one in outcome.after[1:])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from specrt.bundle import TOKENIZER
@@ -175,6 +176,7 @@ class Alignment:
     def _begun(self) -> DraftSource:
         """Return the draft that training begins with."""
         options, target = self._options, self._target.checkpoint
+        torch.manual_seed(options.training.seed)  # of a new head
         kept = self._likeliest() if options.entries else None
         if options.kind == "head":
             head = self._draft.head if self._draft is not None else None

@@ -129,7 +129,6 @@ class Trainer:
         is among. Raises: BuildError for a loss that is no number.
         """
         state, options = self.state, self._options
-        torch.manual_seed(options.seed)
         if not state.looks:
             self._look()
         entry_of = None if self._entries is None else self._entries[1]
