@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from specrt_export.align.alignment import KINDS, RECORD, Alignment, AlignmentOpt
 from specrt_export.align.draft_sources import DraftSource
 from specrt_export.align.prediction import accepted, tokens_per_round
 from specrt_export.align.sparse_loss import LOSSES, SparseTarget, overlap, sparse_loss
-from specrt_export.align.trace_batches import cut, split
+from specrt_export.align.trace_batches import TraceWindow, cut, split
 from specrt_export.align.trainer import TrainingOptions
 from specrt_export.builder import build
+from support.quantized_folders import Gptq, write_folder
 
 QUICK = TrainingOptions(steps=60, rate=3e-3, batch=1024)
 RATES = {"draft": 0.03, "head": 0.01, "layers": 0.003}
@@ -78,6 +79,38 @@ def test_what_is_not_known_can_only_add_to_the_overlap() -> None:
     exact = overlap(logits, whole)
     assert (overlap(logits, some) >= exact - 1e-6).all()
     assert (overlap(logits, some) <= exact + some.rest + 1e-6).all()
+
+
+class SaidDraft:
+    """A draft that says the same of every text."""
+
+    trained = torch.nn.Module()
+
+    def __init__(self, said: torch.Tensor) -> None:
+        self._said = said
+
+    def steps(self, tokens: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+        yield 1, self._said[None]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+
+def test_sampled_texts_are_judged_as_rejection_does() -> None:
+    """By the overlap of both distributions at the temperature of the traces."""
+    count, temperature = 3000, 0.7
+    logits, p, whole = known(count, 30)
+    window = TraceWindow(
+        np.zeros(count + 1, np.int64), 1, whole.ids.int().numpy(),
+        whole.logprobs.half().numpy(), whole.rest.numpy(), "",
+    )  # fmt: skip
+    said = torch.cat([logits, torch.zeros(1, 30)])
+    (found,) = accepted(SaidDraft(said), [window], 1, None, temperature)
+    colder = torch.softmax(p.log() / temperature, -1)
+    wanted = torch.minimum(colder, torch.softmax(logits / temperature, -1)).sum(-1).mean()
+    assert found.accepted.mean() == pytest.approx(float(wanted), abs=0.03)
+    plain = torch.minimum(p, logits.softmax(-1)).sum(-1).mean()
+    assert abs(float(plain - wanted)) > 0.05  # so the temperature shows
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -326,3 +359,17 @@ def test_texts_of_one_token_are_on_neither_side(traces: Path) -> None:
     assert {t.prompt.tobytes() for t in kept}.isdisjoint(t.prompt.tobytes() for t in held)
     assert len(kept) + len(held) == sum(len(text.answer) > 1 for text in texts)
     assert np.isclose(len(held) / len(texts), 0.1, atol=0.08)
+
+
+def test_the_target_of_a_draft_model_may_be_quantized(
+    pair: Path, traces: Path, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "target", Gptq(), vocab_size=VOCABULARY)
+    shutil.copyfile(pair / "draft" / "tokenizer.json", tmp_path / "target" / "tokenizer.json")
+    shutil.copytree(pair / "draft", tmp_path / "draft")
+    recipe = recipe_of(tmp_path, tmp_path / "draft")
+    options = AlignmentOptions("draft", training=replace(QUICK, steps=2))
+    made = Alignment(recipe, traces, options, None, tmp_path / "state")
+    assert made.run(lambda share, stage: None)[1].after[0].texts
+    with pytest.raises(CheckpointError, match="quantized"):
+        Alignment(recipe, traces, AlignmentOptions("layers"), None, tmp_path / "state")

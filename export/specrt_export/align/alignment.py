@@ -97,7 +97,7 @@ class Alignment:
         self, recipe: Recipe, traces: Path, options: AlignmentOptions, costs: Costs | None,
         state: Path,
     ) -> None:  # fmt: skip
-        self._recipe, self._options, self._state = recipe, options, state
+        self._options, self._state = options, state
         inputs = find_inputs(recipe)
         self._target = inputs[0]
         self._draft: ModelInputs | None = inputs[1] if len(inputs) > 1 else None
@@ -105,7 +105,6 @@ class Alignment:
         self.index = read_index(traces)
         _check_tokenizer(self.index, traces, self._target)
         self.kept, self.held = split([*read_texts(traces, self.index)])
-        self._traces = traces
         self._most = max(recipe.engine.gammas, default=1)
         self._costs = costs
         self.state = TrainingState()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -35,8 +35,6 @@ _EMBEDDING = "embed_tokens.weight"
 class DraftSource:
     """A draft to train, and what its checkpoint is written like."""
 
-    kind: str
-    """`draft`, `layers` or `head`."""
     draft: TrainedDraft
     dtype: torch.dtype
     """Of the weights that are stored."""
@@ -156,7 +154,7 @@ def model_source(checkpoint: Checkpoint) -> DraftSource:
     """
     require_floats(checkpoint, "a draft model")
     draft, entries = ModelDraft(Reference(checkpoint).model), model_entries(checkpoint)
-    return DraftSource("draft", draft, stored_type(checkpoint), checkpoint.folder, entries)
+    return DraftSource(draft, stored_type(checkpoint), checkpoint.folder, entries)
 
 
 def layers_source(target: Checkpoint, model: Any, count: int) -> DraftSource:
@@ -185,7 +183,7 @@ def layers_source(target: Checkpoint, model: Any, count: int) -> DraftSource:
         if _moved(name, taken) in weights
     }
     made.load_state_dict(moved, strict=False)
-    return DraftSource("layers", ModelDraft(made.eval()), stored_type(target), target.folder)
+    return DraftSource(ModelDraft(made.eval()), stored_type(target), target.folder)
 
 
 def _moved(name: str, taken: list[int]) -> str:
@@ -217,7 +215,7 @@ def head_source(
         module, entries = _trimmed(module, entries, kept)
     module.embed_tokens.weight.requires_grad_(False)
     draft = HeadDraft(model.requires_grad_(False).eval(), feature, module)
-    return DraftSource("head", draft, stored_type(target), target.folder, entries)
+    return DraftSource(draft, stored_type(target), target.folder, entries)
 
 
 def usual_inputs(layers: int) -> tuple[int, ...]:
@@ -318,7 +316,7 @@ def some_rows(projection: nn.Linear, rows: NDArray[np.int64]) -> nn.Linear:
 
 
 def likeliest_entries(
-    weights: NDArray[np.float64], count: int, ends: Mapping[int, object] | tuple[int, ...]
+    weights: NDArray[np.float64], count: int, ends: Sequence[int]
 ) -> NDArray[np.int64]:
     """Return the ids that weigh most, rising, so many of them, the end tokens always among them.
 
@@ -338,6 +336,6 @@ def require_floats(checkpoint: Checkpoint, what: str) -> None:
     """
     if checkpoint.source is not None:
         raise CheckpointError(
-            f"{checkpoint.origin} is quantized already, and {what} is trained in floats; name the "
-            "checkpoint of floats that it is from"
+            f"{checkpoint.origin} is quantized or a GGUF file, and {what} is trained in floats; "
+            "name the folder of floats that it is from"
         )

@@ -88,7 +88,6 @@ class TraceBatch:
     places: Tensor
     target: SparseTarget
     chosen: Tensor
-    windows: Sequence[TraceWindow]
 
     @classmethod
     def of(cls, windows: Sequence[TraceWindow], entry_of: Tensor | None) -> TraceBatch:
@@ -111,7 +110,7 @@ class TraceBatch:
         ids = ids.long()
         entries = ids if entry_of is None else entry_of[ids]
         target = SparseTarget(entries, logprobs.float(), rest)
-        return cls(tokens, places, target, torch.from_numpy(np.concatenate(chosen)), windows)
+        return cls(tokens, places, target, torch.from_numpy(np.concatenate(chosen)))
 
 
 def batches(
