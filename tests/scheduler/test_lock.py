@@ -183,7 +183,8 @@ def test_interrupts_leave_the_lock_free() -> None:
     try:
         while interrupts < 300:
             try:
-                signal.setitimer(signal.ITIMER_REAL, 0.00005 + interrupts * 1e-7)
+                # Again each second: what is raised in a callback of gc is lost.
+                signal.setitimer(signal.ITIMER_REAL, 0.00005 + interrupts * 1e-7, 1)
                 while True:
                     lock.run(int)
             except KeyboardInterrupt:
