@@ -71,8 +71,12 @@ class Geometry:
         return 2 * self.layers * batch * self.kv_heads * max_length * self.head_dim * item_bytes
 
 
-FORMAT = 2
-"""Of bundles whose draft is a head or scores some of the entries only; others are of format 1."""
+FORMAT = 3
+"""Of bundles of encoder-decoders; of format 2 are those whose draft is a head or scores some of the
+entries only, and others of format 1."""
+
+TASKS = ("text-generation", "text2text-generation", "automatic-speech-recognition")
+"""What a bundle is for, in the names of transformers' pipelines."""
 
 KINDS = ("", "eagle3")
 """Of models; see `ModelRecord.kind`."""
@@ -86,7 +90,11 @@ TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
 
 _TOP_READ = {TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE}
-_BESIDE_READ = {"engine.onnx", "engine.data", "engine.plan", "engine.json"}
+_BESIDE_READ = {
+    f"{part}.{suffix}"
+    for part in ("engine", "encoder", "cross")
+    for suffix in ("onnx", "data", "plan", "json")
+}
 """Names that are read in a bundle, and beside an engine: none may be there and not be listed."""
 
 MOST_ROWS = 64
@@ -147,6 +155,32 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class EncoderRecord:
+    """What conditions a decoder on a source: an encoder, and what makes cross keys and values."""
+
+    cross: str
+    """The engine that turns hidden states into the cross keys and values of every layer."""
+    max_source: Count
+    """Most positions of hidden states that a source may come to."""
+    width: Count
+    """Of a hidden state."""
+    heads: Count
+    """Of cross keys and values."""
+    head_dim: Count
+    encoder: str = ""
+    """The engine that turns a source into hidden states; empty in a draft that reads those of its
+    target."""
+    features: Annotated[int, Interval(0, 10**4)] = 0
+    """Channels of a source of features, such as log-mel bins; 0 where a source is token ids."""
+    frames: Annotated[int, Interval(0, 10**6)] = 0
+    """Of a source of features: how many it has, always."""
+
+    def cross_bytes(self, layers: int, batch: int, item_bytes: int) -> int:
+        """Return the bytes of all cross keys and values when full."""
+        return 2 * layers * batch * self.heads * self.max_source * self.head_dim * item_bytes
+
+
+@dataclass(frozen=True)
 class ModelRecord:
     """One compiled model: its engine, its shape, and what lowering achieved."""
 
@@ -186,11 +220,16 @@ class ModelRecord:
     vocab_map: str = ""
     """The file with the target's id of each entry that a draft scores, int32 little-endian; empty
     where it scores all of them."""
+    encoder: EncoderRecord | None = None
+    """Of an encoder-decoder: what its decoder, `engine`, is conditioned by."""
 
     def kv_bytes(self, batch: int, max_length: int) -> int:
         """Return the bytes of all KV buffers, and of a target's features, when full."""
         features = 0 if self.kind else 4 * batch * max_length * self.features
-        return self.geometry.kv_bytes(batch, max_length, self.kv_item_bytes) + features
+        own = self.geometry.kv_bytes(batch, max_length, self.kv_item_bytes) + features
+        if self.encoder is None:
+            return own
+        return own + self.encoder.cross_bytes(self.geometry.layers, batch, self.kv_item_bytes)
 
     @property
     def quantized(self) -> bool:
@@ -227,6 +266,10 @@ class Manifest:
     """None where nothing is quantized, or there is no draft."""
     origins: dict[str, Provenance] = field(default_factory=dict)
     """Of each model, by its role; empty in bundles of before it was kept."""
+    task: str = TASKS[0]
+    """One of `TASKS`."""
+    decoder_start: tuple[int, ...] = ()
+    """Tokens that a text of an encoder-decoder begins with; its prompt is the source."""
 
     @property
     def max_width(self) -> int:
@@ -253,7 +296,9 @@ class Manifest:
 
 def format_of(*models: ModelRecord) -> int:
     """Return the format of a bundle with these models: the least that tells all of them."""
-    return FORMAT if any(model.kind or model.vocab_map for model in models) else 1
+    if any(model.encoder for model in models):
+        return FORMAT
+    return 2 if any(model.kind or model.vocab_map for model in models) else 1
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -333,6 +378,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     m, ends = manifest, manifest.eos_token_ids
     listed = [m.target.engine, *([m.draft.engine] if m.draft else []), TOKENIZER]
     listed += [model.vocab_map for model in m.models if model.vocab_map]
+    for encoder in (model.encoder for model in m.models if model.encoder):
+        listed += filter(None, (encoder.cross, encoder.encoder))
     vocab = m.target.geometry.vocab_size
     checks = [
         (m.batch > MOST_ROWS, f"batch is {m.batch}; expected 1 to {MOST_ROWS}"),
@@ -353,6 +400,16 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          and not 0 < m.draft.features == m.target.features,
          f"the head reads features of width {m.draft and m.draft.features}, and the target leaves "
          f"{m.target.features}; expected one width of both"),
+        (m.task not in TASKS, f"task is {short(m.task)}; expected one of {short(TASKS)}"),
+        (len({r.encoder is None for r in m.models}) > 1,
+         "one of target and draft has an encoder; expected both, or none"),
+        (m.target.encoder is not None and not m.target.encoder.encoder,
+         "the target has no encoder of its own; expected one"),
+        (bool(m.decoder_start) != (m.target.encoder is not None),
+         f"decoder_start is {short(m.decoder_start)}; expected tokens with an encoder, and none "
+         "without"),
+        (max(m.decoder_start, default=0) >= vocab,
+         f"decoder_start is {short(m.decoder_start)}; expected ids below {vocab}"),
         (m.acceptance is not None and max(m.acceptance.before, m.acceptance.after) > 1,
          "acceptance is above 1; expected shares"),
         (max(ends, default=0) >= vocab,

@@ -21,6 +21,9 @@ Confidence = NDArray[np.float32]
 
 Candidates = tuple[NDArray[np.float32], NDArray[np.int64]]
 
+Source = NDArray[np.int64] | NDArray[np.float32]
+"""What an encoder reads: token ids [E], or features [channels, frames]."""
+
 
 class Output(Protocol):
     """The result of a forward pass; views that the next pass may overwrite."""
@@ -109,6 +112,23 @@ class PackedEngine(Engine, Protocol):
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of a row's KV buffers to another row's."""
+
+
+@runtime_checkable
+class ConditionedEngine(PackedEngine, Protocol):
+    """The decoder of an encoder-decoder: each row's text is of a source, which is read once."""
+
+    max_source: int
+    """Most positions of hidden states that a source may come to."""
+
+    def condition(self, row: int, source: Source) -> None:
+        """Read a source for a row; its text begins anew.
+
+        A draft that shares its target's encoder reads what that left for the row, so the target is
+        conditioned first.
+        Raises: EngineError for a source that is empty, too long or of another kind; the row keeps
+            the source that it had.
+        """
 
 
 CLOSED = "the engine was closed; open the bundle again"
