@@ -68,7 +68,7 @@ def prompt_tokens(
                 f"the {what} is {most}; shorten the prompt"
             )
         if isinstance(target, ConditionedEngine):
-            _require_text(prompt, tokenizer)
+            _require_text(prompt)
         given = tokenizer.encode(prompt, parse_special=parse_special)
     number = getattr(given, "shape", None) == ()  # an array, and nothing to go through
     if number or isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -87,7 +87,7 @@ def prompt_tokens(
     return tokens
 
 
-def _require_text(source: str, tokenizer: Tokenizer) -> None:
+def _require_text(source: str) -> None:
     """Refuse a source without text: its tokens would be those that every source has."""
     if not source.strip():
         raise RequestError(
@@ -115,6 +115,17 @@ def source_features(given: object, shape: tuple[int, int]) -> NDArray[np.float32
     if not np.isfinite(features).all():
         raise RequestError(f"the prompt holds values that are no numbers; {expected}")
     return features
+
+
+def refuse_sources(models: Models, what: str) -> None:
+    """Refuse an encoder-decoder; `what` is what it is not for, and what else to do.
+
+    Raises: RequestError.
+    """
+    if models.conditioned is not None:
+        raise RequestError(
+            f"this bundle is an encoder-decoder, whose prompt is a source it reads once: {what}"
+        )
 
 
 class TextStart(NamedTuple):
@@ -220,11 +231,7 @@ class RequestFactory:
 
         Raises: RequestError, CapacityError.
         """
-        if self._models.conditioned is not None:
-            raise RequestError(
-                "this bundle is an encoder-decoder, whose target reads sources of its own: a "
-                "device cannot draft for it; send whole requests"
-            )
+        refuse_sources(self._models, "no device drafts for it; send whole requests")
         stats = SpeculationStats(max(self._models.gammas), name)
         request = self._one(prompt, params, stats, special, None)
         request.drafter = drafter
@@ -520,7 +527,7 @@ class Generator:
 
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
-        request = self._requests.one(prompt, params, **options)
+        request = self.request(prompt, params, **options)
         return Stream(request.completion, RequestSource(self._scheduler, request))
 
     def generate(
@@ -543,7 +550,7 @@ class Generator:
         No event loop waits for a pass: a thread runs them, and there is none where nothing runs.
         Raises: RequestError, CapacityError by this call; EngineError where a chunk is awaited.
         """
-        return AsyncStream(self._requests.one(prompt, params, **options), self._worker)
+        return AsyncStream(self.request(prompt, params, **options), self._worker)
 
     def astreams(
         self, prompt: Prompt, params: SamplingParams, **options: Unpack[GenerateOptions]
@@ -619,6 +626,15 @@ class Generator:
             for number, (prompt, own) in pairs
         ]
         return _collect(self._scheduler, requests, rows)
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Request:
+        """Return the request of a completion, which nothing runs; see `stream` for errors."""
+        return self._requests.one(prompt, params, **options)
 
     def forget(self) -> None:
         """Read every coming prompt from its beginning, and draft from no text of before."""

@@ -80,13 +80,12 @@ BUNDLE_OPTIONS = (
 )  # fmt: skip
 """Options that an encoder-decoder's generation config may give, where a request leaves them out."""
 
-_BEAMS = "beams are not speculated on, and a text is decoded greedily or sampled; leave it out"
-
-_REFUSED = {
-    "num_beams": _BEAMS,
-    "best_of": f"every completion is returned, n of them; {_BEAMS}",
-    "use_beam_search": _BEAMS,
+BEAMS: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "use_beam_search": (None, False),
+    "best_of": (None, 1),
 }
+"""Options that ask for beams, each with the values that ask for none."""
 
 MOST_COMPLETIONS = 1024
 """Of one prompt in one call: all of them are kept until the last one ends."""
@@ -282,7 +281,7 @@ class SamplingParams:
         `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` are aliases.
         """
         named = {}
-        _check_names(options, _ALIASES)
+        options = without_beams(options)
         for given, value in options.items():
             name = _ALIASES.get(given, given)
             if name in named:
@@ -296,11 +295,23 @@ def _default(option: Field[Any]) -> Any:
     return option.default if made is MISSING else made()
 
 
-def _check_names(options: Iterable[str], aliases: Iterable[str] = ()) -> None:
-    known = [*(f.name for f in fields(SamplingParams)), *aliases]
-    for name in options:
-        if name in _REFUSED:
-            raise RequestError(f"{name} is not supported: {_REFUSED[name]}")
+def without_beams(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without those of `BEAMS`.
+
+    Raises: RequestError where they ask for beams.
+    """
+    for name, without_effect in BEAMS.items():
+        if options.get(name) not in without_effect:
+            raise RequestError(
+                f"{name} is {options[name]!r}, and beams are not speculated on: a text is decoded "
+                "greedily or sampled; leave it out, or use n for several completions"
+            )
+    return {name: value for name, value in options.items() if name not in BEAMS}
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    known = [f.name for f in fields(SamplingParams)]
+    for name in without_beams(options):
         if name not in known:
             raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
 

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
 from specrt.errors import RequestError, SpecrtError
+from specrt.generator import refuse_sources
 from specrt.loading import load
 from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
@@ -113,6 +114,11 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
     sessions = None
     if options.verify is not None:
+        refuse_sources(service.generator.models, "no device drafts for it; leave --verify out")
+    if options.chat_template is not None:
+        refuse_sources(
+            service.generator.models, "it holds no conversations; leave --chat-template out"
+        )
         sessions = VerifyEndpoint(
             service.generator,
             options.verify,
