@@ -112,13 +112,11 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
 
 def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
-    sessions = None
-    if options.verify is not None:
-        refuse_sources(service.generator.models, "no device drafts for it; leave --verify out")
+    models, sessions = service.generator.models, None
     if options.chat_template is not None:
-        refuse_sources(
-            service.generator.models, "it holds no conversations; leave --chat-template out"
-        )
+        refuse_sources(models, "it holds no conversations; leave --chat-template out")
+    if options.verify is not None:
+        refuse_sources(models, "no device drafts for it; leave --verify out")
         sessions = VerifyEndpoint(
             service.generator,
             options.verify,
