@@ -206,6 +206,8 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
       if (share > 1)
         throw std::runtime_error("accepted has a number that is no share; expected 0 to 1");
   if (fields.has("vocab_map")) model.vocab_map = fields.text("vocab_map");
+  if (fields.has("encoder") && fields.record_or_null("encoder"))
+    throw std::runtime_error("encoder.cross is missing");
   if (model.backend.empty()) model.backend = backend;
   return model;
 }
@@ -296,7 +298,8 @@ void refuse_encoder(const std::string& folder, const Json& json) {
     const Json* model = json.find(role);
     if (model == nullptr || model->kind() != Json::Kind::kObject) return false;
     const Json* encoder = model->find("encoder");
-    return encoder != nullptr && encoder->kind() != Json::Kind::kNull;
+    return encoder != nullptr && encoder->kind() == Json::Kind::kObject &&
+           encoder->find("cross") != nullptr;
   };
   if (!encodes("target") && !encodes("draft")) return;
   throw Failure(SPECRT_UNSUPPORTED,
