@@ -45,8 +45,8 @@ from support.kernels import without_kernels
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
 RECORDS = (
-    Manifest, ModelRecord, EncoderRecord, Geometry, FileRecord, Provenance, Quality, Tuning, Machine, TunedSetting,
-    EngineRecord, Profile,
+    Manifest, ModelRecord, EncoderRecord, Geometry, FileRecord, Provenance, Quality, Tuning,
+    Machine, TunedSetting, EngineRecord, Profile,
 )  # fmt: skip
 _COUNT = (1, 10**9)
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "text"}
