@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import SamplingParams, TimestampRules
 from specrt.sampling.processors import (
     PROCESSORS,
     AllowedTokens,
@@ -29,6 +30,7 @@ from specrt.sampling.processors import (
     OutputPenalties,
     Processor,
     RepetitionPenalty,
+    Timestamps,
 )
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text.tokenizer import Tokenizer
@@ -54,10 +56,11 @@ def every(bad: Sequence[Sequence[int]] = ((3,), (1, 2), (4, 4, 4))) -> dict[str,
         "logits_processors": Custom(shifted), "repetition_penalty": RepetitionPenalty(1.7),
         "presence_penalty": OutputPenalties(0.3, -0.7), "no_repeat_ngram_size": NoRepeatNgram(3),
         "single tokens": NoRepeatNgram(1), "reward": RepetitionPenalty(0.6),
+        "timestamp_rules": Timestamps(TimestampRules(8, 5, 1)),
     }  # fmt: skip
 
 
-DENSE = ("allowed_token_ids", "logits_processors")
+DENSE = ("allowed_token_ids", "logits_processors", "timestamp_rules")
 """Those that may change any score."""
 
 
@@ -114,6 +117,22 @@ def test_processors_are_those_of_transformers_and_penalties_those_of_vllm(
     for processor, expected in both:
         found = edited(processor, text, path, prompt)
         np.testing.assert_allclose(found, expected([*text, *path]), rtol=1e-5, atol=1e-6)
+
+
+@given(texts, paths, st.integers(1, 6), st.integers(3, 10), st.sampled_from([None, 0, 1, 5]))
+@settings(deadline=None, max_examples=300)
+def test_timestamps_are_those_of_transformers(
+    text: list[int], path: list[int], prompt: int, begin: int, most: int | None
+) -> None:
+    prompt, end = min(prompt, len(text)), max(0, begin - 3)
+    pytest.importorskip("transformers", reason="needs the export extra")
+    settings = SimpleNamespace(
+        no_timestamps_token_id=begin - 1, eos_token_id=end, bos_token_id=end,
+        max_initial_timestamp_index=most,
+    )  # fmt: skip
+    wanted = of_transformers("WhisperTimeStamp", settings, prompt)([*text, *path])
+    found = edited(Timestamps(TimestampRules(begin, end, most)), text, path, prompt)
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_bias_and_allowed_tokens_and_functions() -> None:
@@ -185,6 +204,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words": ["a", "to"]},
     "min tokens": {"min_tokens": 17, "stop_token_ids": list(range(0, 200, 2))},
     "function": {"logits_processors": [shifted]},
+    "timestamps": {"timestamp_rules": TimestampRules(90, 60, 20)},
     "all": {
         "repetition_penalty": 1.2, "frequency_penalty": 0.4, "no_repeat_ngram_size": 3,
         "logit_bias": {7: 2.0}, "min_tokens": 5, "stop_token_ids": [65, 66],
