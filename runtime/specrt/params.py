@@ -74,6 +74,7 @@ _LISTS: tuple[tuple[str, type], ...] = (
     ("stop_token_ids", int),
     ("allowed_token_ids", int),
     ("bad_words", str),
+    ("decoder_start", int),
     ("choice", str),
 )
 
@@ -151,6 +152,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, all but the first; the whole prompt is read for it,
     whatever the KV buffers hold of it."""
+    decoder_start: tuple[int, ...] | None = None
+    """Tokens that the text of an encoder-decoder begins with; the bundle's own when None."""
     seed: int | None = None
     """Same seed, same text; None draws one and reports it."""
     stop: tuple[str, ...] = ()
