@@ -55,7 +55,8 @@ class TranscriptionOptions:
     """Whether each segment tells that mean."""
 
     def __post_init__(self) -> None:
-        """Check ranges; the others are checked where they are used."""
+        """Check ranges; a model checks language and task."""
+        SamplingParams(temperature=self.temperature, seed=self.seed)
         least = self.no_speech_threshold
         if least is not None and not _LEAST_THRESHOLD <= least <= 1:
             raise RequestError(
@@ -250,7 +251,6 @@ class Transcriber:
         if not config.multilingual:
             self._language = "en"
         self._context = context
-        SamplingParams(temperature=self._options.temperature, seed=self._options.seed)  # checked
         self._segments: list[TranscriptionSegment] = []
         self._windows = 0
         self._tokens = 0
