@@ -42,13 +42,13 @@ class WavFormat(NamedTuple):
     bits: int
 
 
-def read_wav(path: Path, rate: int = _RATE) -> Samples:
+def read_wav(path: str | Path, rate: int = _RATE) -> Samples:
     """Read the samples of a file.
 
     Raises: RequestError for a file that cannot be read, and as `parse_wav` does.
     """
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)  # a device or a pipe may have no end
     except OSError as error:
         remedy = shortage(error) or "name a WAV file"
