@@ -24,6 +24,7 @@ specrt.cli
 specrt.bench
 specrt.c_host
 specrt.serve
+specrt.speech
 specrt_export.builder
 specrt_export.align
 specrt_export.measured_model

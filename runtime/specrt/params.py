@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,17 @@ class GenerateOptions(TypedDict, total=False):
     memory_key: str | None
     """Whose finished texts may be drafted from, and whose memory gets this one, in a generator
     with text memory: all that give the same key, '' by default. None does neither."""
+
+
+class TimestampRules(NamedTuple):
+    """The tokens of a speech model that `specrt.sampling.processors.Timestamps` is about."""
+
+    begin: int
+    """The first timestamp; the token before it, <|notimestamps|>, never comes."""
+    end: int
+    """The end token; every token below it is text."""
+    max_initial: int | None = None
+    """Most timestamps that the first one may be behind `begin`; None sets no bound."""
 
 
 _ALIASES = {
@@ -152,6 +163,8 @@ class SamplingParams:
     """The only tokens that may come; all when None."""
     min_tokens: int | None = None
     """Tokens before which no end token comes; stop strings end the text all the same."""
+    timestamp_rules: TimestampRules | None = None
+    """Lets timestamps of speech come in pairs that rise, as Whisper's decoder has them."""
     logits_processors: tuple[Callback, ...] = ()
     """Functions of token ids and scores that return scores, called for each row looked at."""
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -376,6 +389,13 @@ def _is_natural(value: Any) -> bool:
     return _is_int(value) and value >= 0
 
 
+def _are_rules(value: Any) -> bool:
+    if not isinstance(value, TimestampRules) or not all(map(_is_int, value[:2])):
+        return False
+    most = value.max_initial
+    return 0 <= value.end < value.begin and (most is None or (_is_int(most) and most >= 0))
+
+
 def _is_few(value: Any) -> bool:
     return _is_int(value) and 0 <= value <= MOST_RANKED
 
@@ -418,5 +438,10 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("seed", lambda v: v is None or _is_int(v), "a whole number, or None to draw one"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
     ("extra_args", lambda v: isinstance(v, Mapping), "a mapping of names to values"),
+    (
+        "timestamp_rules",
+        lambda v: v is None or _are_rules(v),
+        "TimestampRules with begin above end",
+    ),
     ("verifier", lambda v: isinstance(v, str), "the name of a verifier"),
 )

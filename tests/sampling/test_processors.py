@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import SamplingParams, TimestampRules
 from specrt.sampling.processors import (
     PROCESSORS,
     AllowedTokens,
@@ -31,6 +32,7 @@ from specrt.sampling.processors import (
     Processor,
     RepetitionPenalty,
     SuppressTokens,
+    Timestamps,
     build_processors,
 )
 from specrt.speculation.drafters import DRAFTERS
@@ -61,10 +63,11 @@ def every(bad: Sequence[Sequence[int]] = ((3,), (1, 2), (4, 4, 4))) -> dict[str,
         "forced_bos_token_id": ForcedTokens([4], 0, SIZE),
         "forced_eos_token_id": ForcedTokens([2, 5], 6, SIZE),
         "single tokens": NoRepeatNgram(1), "reward": RepetitionPenalty(0.6),
+        "timestamp_rules": Timestamps(TimestampRules(8, 5, 1)),
     }  # fmt: skip
 
 
-DENSE = ("allowed_token_ids", "logits_processors")
+DENSE = ("allowed_token_ids", "logits_processors", "timestamp_rules")
 """Those that may change any score."""
 
 
@@ -174,6 +177,22 @@ def test_a_forced_token_comes_whatever_else_is_ruled_out() -> None:
     assert build_processors(empty, None, [5], SIZE, emitted=3) is None
 
 
+@given(texts, paths, st.integers(1, 6), st.integers(3, 10), st.sampled_from([None, 0, 1, 5]))
+@settings(deadline=None, max_examples=300)
+def test_timestamps_are_those_of_transformers(
+    text: list[int], path: list[int], prompt: int, begin: int, most: int | None
+) -> None:
+    prompt, end = min(prompt, len(text)), max(0, begin - 3)
+    pytest.importorskip("transformers", reason="needs the export extra")
+    settings = SimpleNamespace(
+        no_timestamps_token_id=begin - 1, eos_token_id=end, bos_token_id=end,
+        max_initial_timestamp_index=most,
+    )  # fmt: skip
+    wanted = of_transformers("WhisperTimeStamp", settings, prompt)([*text, *path])
+    found = edited(Timestamps(TimestampRules(begin, end, most)), text, path, prompt)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_bias_and_allowed_tokens_and_functions() -> None:
     wanted = scores()
     wanted[[3, 0]] += np.array([2.5, -100.0], np.float32)
@@ -248,6 +267,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "suppress_tokens": list(range(0, 250, 3)), "begin_suppress_tokens": list(range(120)),
         "bad_words_ids": [[7], [100, 101], [98]], "forced_bos_token_id": 99,
     },
+    "timestamps": {"timestamp_rules": TimestampRules(90, 60, 20)},
     "all": {
         "repetition_penalty": 1.2, "frequency_penalty": 0.4, "no_repeat_ngram_size": 3,
         "logit_bias": {7: 2.0}, "min_tokens": 5, "stop_token_ids": [65, 66],

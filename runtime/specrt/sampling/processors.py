@@ -2,7 +2,8 @@
 
 Each remembers what it needs of the text so far, and takes drafted tokens before a row as history of
 that row alone: a score comes out the same, to the bit, whether a token before it is committed yet
-or not. All change few scores, whatever the vocabulary, but for `AllowedTokens` and `Custom`.
+or not. All change few scores, whatever the vocabulary, but for `AllowedTokens`,
+`Timestamps` and `Custom`.
 
 `PROCESSORS`, at the end, is the table of them: a new processor is one entry there, and its option a
 field of `SamplingParams` or, registered from another package, a key of `extra_args`.
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import RequestError, did_you_mean
-from specrt.params import Callback, Row, SamplingParams
+from specrt.params import Callback, Row, SamplingParams, TimestampRules
 from specrt.sampling.grammar import Grammars
 from specrt.text.tokenizer import Tokenizer
 
@@ -561,6 +562,65 @@ def _runs(
     return [(tuple(text[e - size + 1 : e]), text[e]) for e in ends if e >= size - 1]
 
 
+class Timestamps:
+    """Lets timestamps of speech come in pairs that rise, the first of them soon.
+
+    Where all timestamps together are more probable than the likeliest text, no text comes.
+    Source: Radford et al. 2022, arXiv:2212.04356, sections 2.3 and 4.5.
+    """
+
+    @classmethod
+    def of(cls, rules: TimestampRules, context: ProcessorContext) -> Timestamps:
+        """See `PROCESSORS`."""
+        context.check_ids("timestamp_rules", rules[:2])
+        return cls(rules)
+
+    def __init__(self, rules: TimestampRules) -> None:
+        self._begin, self._end, self._most = rules
+        self._begun = False
+        self._last: list[int] = []
+        """The latest two tokens of the output."""
+        self._latest: int | None = None
+        """The latest timestamp."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Remember the latest tokens; the first ones are the prompt."""
+        if self._begun:
+            self._latest = self._latest_in(tokens)
+            self._last = [*self._last, *tokens][-2:]
+        self._begun = True
+
+    def _latest_in(self, tokens: Sequence[int]) -> int | None:
+        return next((t for t in reversed(tokens) if t >= self._begin), self._latest)
+
+    def edit(self, row: Row, path: Sequence[int]) -> None:
+        """See `Processor`."""
+        begin, text, latest = self._begin, [*self._last, *path], self._latest_in(path)
+        ends = bool(text) and text[-1] >= begin
+        single = ends and len(text) > 1 and text[-2] < begin
+        row[begin - 1] = _NEVER
+        if single:
+            row[: self._end] = _NEVER
+        elif ends:
+            row[begin:] = _NEVER
+        if latest is not None:
+            row[begin : latest if single else latest + 1] = _NEVER
+        if not text:
+            row[:begin] = _NEVER
+            if self._most is not None:
+                row[begin + self._most + 1 :] = _NEVER
+        if _log_sum(row[begin:]) > row[:begin].max():
+            row[:begin] = _NEVER
+
+
+def _log_sum(scores: Row) -> float:
+    """Return the logarithm of the sum of what scores are the logarithms of."""
+    most = scores.max()
+    if not most > -np.inf:
+        return -np.inf
+    return float(most) + float(np.log(np.exp((scores - most).astype(np.float64)).sum()))
+
+
 class Custom:
     """Applies functions of the caller's, with NumPy set as it is where the request is made."""
 
@@ -622,6 +682,7 @@ PROCESSORS: dict[str, ProcessorMaker] = {
     "repetition_penalty": RepetitionPenalty.of,
     "presence_penalty": OutputPenalties.of,
     "no_repeat_ngram_size": NoRepeatNgram.of,
+    "timestamp_rules": Timestamps.of,
     "forced_bos_token_id": ForcedTokens.as_first,
     "forced_eos_token_id": ForcedTokens.as_last,
 }

@@ -20,6 +20,7 @@ from specrt.serve.metrics import ServerMetrics
 from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
+from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import DraftedSpans
 from specrt.text.tokenizer import ChatPrompt
@@ -59,12 +60,15 @@ class Service:
         backend: str = "",
         max_queue: int = 64,
         metrics_prefix: str = "specrt",
+        speech: WhisperConfig | None = None,
     ) -> None:
         self.generator = generator
         self.name = name
         self.template = template
         self.fingerprint = fingerprint
         self.backend = backend
+        self.speech = speech
+        """Of a bundle that transcribes."""
         self.created = int(time())
         self._unknown: set[str] = set()
         """Names of fields that were logged."""
