@@ -26,6 +26,7 @@ _LIKE_ALL = "Add And Div Greater LessOrEqual Max Min Mul Or Pow Sub Where"
 _DECIDE = {
     **dict.fromkeys(("GroupQueryAttention", "Reshape", *_LIKE_FIRST.split()), 1),
     "Attention": 3,
+    "CrossAttention": 1,
     "Range": 0,
 }
 """How many inputs a rule reads the shapes of, where it is not all."""
@@ -45,6 +46,7 @@ class Shapes:
             **{kind: lambda node, inputs: _broadcast(inputs) for kind in _LIKE_ALL.split()},
             "Attention": lambda node, inputs: (*inputs[0][:-1], inputs[2][-1]),
             "Concat": self._concatenated,
+            "CrossAttention": lambda node, inputs: inputs[0],
             "Gather": self._gathered,
             "Gemm": lambda node, inputs: self._multiplied(node, *inputs[:2]),
             "GroupQueryAttention": self._attended,
