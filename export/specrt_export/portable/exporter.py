@@ -17,7 +17,7 @@ from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.heads.eagle3_format import HIDDEN, Head
+from specrt_export.heads.eagle3_format import Head
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
 from specrt_export.portable.trace import Traced, quiet, trace, trace_head
@@ -156,8 +156,11 @@ SPELLED_ITEMS = 4
 """Constants of at most so many items are named by their value."""
 
 
-def tidy(model: ir.Model, layers: int, beside: Sequence[str] = ()) -> None:
-    """Fold constants, merge repeated nodes, and name everything after the model's modules."""
+def tidy(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Fold constants, merge repeated nodes, and name everything after the model's modules.
+
+    `inputs` and `outputs` are the names of the graph contract.
+    """
     # Not the whole optimizer: its rewrite rules take time in the square of the graph's size.
     fold_constants(model, onnx_shape_inference=False)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -168,7 +171,7 @@ def tidy(model: ir.Model, layers: int, beside: Sequence[str] = ()) -> None:
     passes.RemoveUnusedNodesPass()(model)
     name_nodes(model.graph)
     name_constants(model.graph)
-    name_contract(model.graph, layers, beside)
+    name_contract(model.graph, inputs, outputs)
     passes.ClearMetadataAndDocStringPass()(model)
 
 
@@ -239,23 +242,12 @@ def name_constants(graph: ir.Graph) -> None:
         graph.initializers.add(value)
 
 
-def name_contract(graph: ir.Graph, layers: int, beside: Sequence[str] = ()) -> None:
-    """Give inputs and outputs the names of the graph contract, and nothing else.
-
-    `beside` are those that only a target with a head has, or only a head.
-    """
-    read = [name for name in beside if name == HIDDEN]
-    made = [name for name in beside if name != HIDDEN]
-    pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
-    for value, name in zip(
-        graph.inputs, ("input_ids", "start", "rows", *read, *pairs), strict=True
-    ):
-        value.name = name
-        value.metadata_props.clear()
-    written = [f"present_{name}" for name in pairs]
-    for value, name in zip(graph.outputs, ("logits", "argmax", *made, *written), strict=True):
-        value.name = name
-        value.metadata_props.clear()
+def name_contract(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs the names of the graph contract, and nothing else."""
+    for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        for value, name in zip(values, names, strict=True):
+            value.name = name
+            value.metadata_props.clear()
 
 
 FORMAT = "1"
@@ -299,7 +291,7 @@ def _finish(
 ) -> ExportedGraph:
     tell("tidy")
     with quiet():
-        tidy(traced.model, traced.geometry.layers, traced.beside)
+        tidy(traced.model, traced.inputs, traced.outputs)
     detach(traced.model)
     describe(traced)
     # Through the serialised form, whose nodes are in the order of what they read.
