@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
 from specrt.errors import BuildError, CheckpointError, ExportError
+from specrt.records import read
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.external_data import (
     MappedWeight,
@@ -35,6 +37,22 @@ MODEL_TYPE = "specrt.model_type"
 PRECISION = "specrt.precision"
 """What a quantized graph stores its weights as; no other graph has it."""
 
+PART = "specrt.part"
+"""Of an encoder-decoder: "encoder" or "cross"; its decoder, like any other, has none."""
+
+PARTS = ("cross", "encoder")
+
+TASK = "specrt.task"
+
+SOURCE = "specrt.source"
+"""The sizes of what a decoder attends to besides its text."""
+
+TIED = "specrt.tied"
+"""Of a graph without weights: those that one is tied to, where a checkpoint leaves it out."""
+
+OPTIONAL = "specrt.optional"
+"""Of a graph without weights: those that it holds itself, where a checkpoint leaves them out."""
+
 CODED = "coded"
 """Location of a weight that its checkpoint holds in codes; no file has this name."""
 
@@ -45,6 +63,54 @@ TYPES = {
     "BF16": onnx.TensorProto.BFLOAT16,
 }
 """What a checkpoint may store weights as, in safetensors' names and ONNX's numbers."""
+
+
+@dataclass(frozen=True)
+class SourceGeometry:
+    """The sizes of what a decoder attends to besides its text."""
+
+    max_source: int
+    """Most positions of hidden states."""
+    width: int
+    """Of a hidden state."""
+    heads: int
+    """Of cross keys and values."""
+    head_dim: int
+    features: int = 0
+    """Channels of a source of features; 0 where a source is token ids."""
+    frames: int = 0
+    """Of a source of features: how many it has, always."""
+
+    def to_json(self) -> dict[str, int]:
+        """Return the sizes as plain JSON types."""
+        return asdict(self)
+
+
+def source_of(model: onnx.ModelProto) -> SourceGeometry | None:
+    """Return the sizes of a graph's source; None of a graph that has none.
+
+    Raises: ExportError.
+    """
+    written = facts_of(model).get(SOURCE)
+    if written is None:
+        return None
+    try:
+        return read(SourceGeometry, json.loads(written), "source")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportError(
+            f"the sizes of the graph's source cannot be read ({error}); export it again with "
+            "`specrt export`"
+        ) from error
+
+
+def part_path(decoder: Path, part: str) -> Path:
+    """Return where the encoder or the cross of a decoder's graph lies: beside it.
+
+    Of `decoder.onnx` they are `encoder.onnx` and `cross.onnx`, of `target.onnx`
+    `target.encoder.onnx` and `target.cross.onnx`.
+    """
+    stem = "" if decoder.stem == "decoder" else f"{decoder.stem}."
+    return decoder.with_name(f"{stem}{part}{decoder.suffix}")
 
 
 Tokens = NDArray[np.int64]

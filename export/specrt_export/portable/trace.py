@@ -159,16 +159,26 @@ def _trace_head(head: Head, positions: int) -> Traced:
     )
 
 
-def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
+def causal(_: str) -> Any:
+    """Return the class that builds decoders of every type."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+def build(
+    folder: Path, mode: FakeTensorMode, factory_of: Callable[[str], Any] = causal
+) -> tuple[Any, dict[str, Tensor]]:
     """Build a model with fake parameters; return it with the real values of its buffers.
 
+    `factory_of` names the class that builds models of a type.
     Raises: ExportError for a model that numbers its positions otherwise than the graph does.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = getattr(config, "text_config", None) or config
-    factory = cast(Any, AutoModelForCausalLM)
+    factory = factory_of(str(config.model_type))
     with faked(mode):
         # Eager, because some models refuse to be built for a function they do not know.
         model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
