@@ -26,8 +26,14 @@ class Task:
         """Whether a text is of a source."""
         return self.name != TEXT_GENERATION
 
+    def loader(self, kind: str) -> Any:
+        """Return the class of transformers that loads checkpoints of a type for this task."""
+        if self.conditioned and not self.encodes:
+            return Task(TEXT_GENERATION).factory(kind)
+        return self.factory(kind)
+
     def factory(self, kind: str) -> Any:
-        """Return the class of transformers that builds models of a type for this task."""
+        """Return the class of transformers that builds whole models of a type for this task."""
         from optimum.exporters.tasks import TasksManager
 
         return TasksManager.get_model_class_for_task(self.name, model_type=kind)

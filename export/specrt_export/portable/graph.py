@@ -253,16 +253,87 @@ def open_session(
     return session, linked
 
 
-class GraphRun:
-    """A portable graph on the CPU provider, its weights mapped from the folders that hold them."""
+class SourceRun:
+    """What makes the cross keys and values of sources, on the CPU provider."""
 
-    def __init__(self, graph: Path | onnx.ModelProto, folder: Path) -> None:
+    def __init__(
+        self, cross: onnx.ModelProto, encoder: onnx.ModelProto | None, folder: Path
+    ) -> None:
+        geometry = source_of(cross)
+        assert geometry is not None, "a cross graph has the sizes of its source"
+        self.geometry = geometry
+        self._cross, self._weights = open_session(cross, folder)
+        self._encoder = None if encoder is None else open_session(encoder, folder)
+
+    @classmethod
+    def beside(cls, decoder: Path, folder: Path) -> SourceRun:
+        """Open the graphs that lie beside a decoder's.
+
+        Raises: ExportError.
+        """
+        encoder = part_path(decoder, "encoder")
+        cross = read_graph(part_path(decoder, "cross"))
+        return cls(cross, read_graph(encoder) if encoder.is_file() else None, folder)
+
+    def __call__(
+        self, sources: Sequence[NDArray[Any]]
+    ) -> tuple[dict[str, NDArray[np.float32]], Tokens]:
+        """Return cross keys and values by name, each [B, H, E, D], and the length of each source.
+
+        Sources are token ids, or features; without an encoder of its own, hidden states [E, W].
+        """
+        hidden, lengths = self.hidden(sources)
+        names = [output.name for output in self._cross.get_outputs()]
+        found = self._cross.run(names, {"hidden": hidden})
+        return dict(zip(names, found, strict=True)), lengths
+
+    def hidden(self, sources: Sequence[NDArray[Any]]) -> tuple[NDArray[np.float32], Tokens]:
+        """Return the hidden states [B, E, W] of sources, and how many of each are not padding."""
+        if self._encoder is None:
+            return padded(sources), np.array([len(one) for one in sources], np.int64)
+        session, _ = self._encoder
+        if self.geometry.features:
+            (hidden,) = session.run(["hidden"], {"input_features": np.stack(sources)})
+            return hidden, np.full(len(sources), hidden.shape[1], np.int64)
+        lengths = np.array([len(one) for one in sources], np.int64)
+        feed = {"input_ids": padded(sources), "length": lengths}
+        return session.run(["hidden"], feed)[0], lengths
+
+
+def padded(sources: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return sources [E, ...] as one array, each with copies of its first position after it."""
+    longest = max(len(one) for one in sources)
+    filled: NDArray[Any] = np.stack(
+        [np.concatenate([one, np.repeat(one[:1], longest - len(one), axis=0)]) for one in sources]
+    )
+    return filled
+
+
+class GraphRun:
+    """A portable graph on the CPU provider, its weights mapped from the folders that hold them.
+
+    Of an encoder-decoder it is the decoder's, and `condition` comes before the first pass.
+    """
+
+    def __init__(
+        self, graph: Path | onnx.ModelProto, folder: Path, source: SourceRun | None = None
+    ) -> None:
         model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
         self.geometry = geometry_of(model)
         self.entries = scored_entries(model)
+        if source is None and isinstance(graph, Path) and source_of(model) is not None:
+            source = SourceRun.beside(graph, folder)
+        self.source = source
         # Held as long as the session is: it may read the mapped bytes in place.
         self._session, self._weights = open_session(model, folder)
         self._buffers: dict[str, NDArray[np.float32]] = {}
+        self._conditions: dict[str, NDArray[Any]] = {}
+
+    def condition(self, sources: Sequence[NDArray[Any]]) -> None:
+        """Read a source for each row of the passes that follow; see `SourceRun`."""
+        assert self.source is not None, "only an encoder-decoder has sources"
+        pairs, lengths = self.source(sources)
+        self._conditions = {"source_length": lengths, **pairs}
 
     def reset(self, batch: int, length: int) -> None:
         """Start over with KV buffers of `batch` rows and `length` positions."""
@@ -293,6 +364,7 @@ class GraphRun:
             "input_ids": tokens,
             "start": np.array(start, np.int64),
             "rows": np.array(rows, np.int64),
+            **self._conditions,
             **self._buffers,
         }
         if hidden is not None:

@@ -130,16 +130,17 @@ class Hook:
         kv_length: int | torch.SymInt,
         mask_function: Callable[..., Tensor],
         local_size: int | None = None,
+        q_length: int | torch.SymInt = 1,
         **_: Any,
     ) -> Tensor | None:
         """Return the additive mask [B, 1, S, M], computed once for each window.
 
-        Of attention to a source it is [B, 1, 1, E]; None where all of it is seen.
+        Of attention to a source it is [B, 1, S, E]; None where all of it is seen.
         """
         from transformers.masking_utils import bidirectional_mask_function
 
         if self.source is not None and mask_function is cast(Any, bidirectional_mask_function):
-            return self._source_mask(kv_length)
+            return self._source_mask(q_length, kv_length)
         assert self.positions is not None, "begin() comes before the model runs"
         window = local_size or 0
         self._rules[window] = mask_function
@@ -150,14 +151,16 @@ class Hook:
             self._masks[window] = hidden_unless(seen)
         return self._masks[window]
 
-    def _source_mask(self, width: int | torch.SymInt) -> Tensor | None:
+    def _source_mask(self, queries: int | torch.SymInt, width: int | torch.SymInt) -> Tensor | None:
         assert self.source is not None
         if self.source.length is None:
             return None
         if not self._source_masks:
             seen = torch.arange(cast(int, width)) < self.source.length.unsqueeze(1)
             seen = seen.unsqueeze(1).unsqueeze(1)
-            self._source_masks = [hidden_unless(seen), seen]
+            # ONNX Runtime takes no mask that is to be repeated for each query.
+            mask = hidden_unless(seen).expand(-1, -1, cast(int, queries), -1)
+            self._source_masks = [mask, seen]
         return self._source_masks[0]
 
     def check_masks(self) -> None:
@@ -193,7 +196,7 @@ class Hook:
         for term in ("s_aux", "indices", "attention_mask"):
             if extra.get(term) is not None:
                 raise _another_term(module, term)
-        mask = self._checked(module, key, mask, extra.get("position_bias"))
+        mask = self._checked(module, query, key, mask, extra.get("position_bias"))
         attributes: dict[str, Any] = {}
         if scaling is not None:
             attributes["scale"] = float(scaling)
@@ -209,8 +212,9 @@ class Hook:
         return out.transpose(1, 2), None
 
     def _checked(
-        self, module: torch.nn.Module, key: Tensor, mask: Tensor | None, bias: Tensor | None
-    ) -> Tensor | None:
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, mask: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor | None:  # fmt: skip
         """Return the mask of a call, the bias of relative positions in it.
 
         Raises: ExportError for a mask or a bias that the model made itself.
@@ -219,12 +223,12 @@ class Hook:
             # A model that has biases makes zeros for a source, where it has no such table.
             if bias is not None and getattr(module, "has_relative_attention_bias", True):
                 raise _another_term(module, "position_bias")
-            own = self._source_mask(key.shape[2])
+            own = self._source_mask(query.shape[2], key.shape[2])
             if mask is not None and mask is not own:
                 raise _own_mask(module)
             return own
         if self.source is not None and self.positions is None:
-            if mask is not self._source_mask(key.shape[2]):
+            if mask is not self._source_mask(query.shape[2], key.shape[2]):
                 raise _own_mask(module)
             seen = self._source_masks[1] if self._source_masks else None
         else:
