@@ -355,12 +355,12 @@ class ConditionedDecoder(torch.nn.Module):
         self.hook = hook
 
     def forward(
-        self, input_ids: Tensor, start: Tensor, rows: Tensor, source_length: Tensor,
+        self, input_ids: Tensor, source_length: Tensor, start: Tensor, rows: Tensor,
         cross: Pairs, pairs: Pairs,
     ) -> tuple[Tensor, Tensor, Pairs]:  # fmt: skip
         """Run the decoder at positions start .. start + S.
 
-        Shapes: input_ids [B, S], start [B], rows [R], source_length [B], cross pairs [B, H, E, D],
+        Shapes: input_ids [B, S], source_length [B], start [B], rows [R], cross pairs [B, H, E, D],
         pairs [B, Hkv, M, D]; returns logits [B, R, V], their argmax [B, R] (-1 for a row with a
         NaN), and the pairs as written.
         """
@@ -419,7 +419,6 @@ class SpeechEncoder(torch.nn.Module):
         return self.model.get_encoder()(input_features).last_hidden_state
 
 
-Names = Sequence[str]
 _Graph = tuple[Any, tuple[str, ...], tuple[str, ...]]
 
 
@@ -435,20 +434,20 @@ def _decoder(model: Any, hook: Hook, geometry: Geometry, source: SourceGeometry)
     count = range(geometry.layers)
     inputs = (
         torch.zeros(BATCH, WIDTH, dtype=torch.int64),
+        torch.ones(BATCH, dtype=torch.int64),
         torch.zeros(BATCH, dtype=torch.int64),
         torch.zeros(ROWS, dtype=torch.int64),
-        torch.ones(BATCH, dtype=torch.int64),
         [(torch.zeros(other), torch.zeros(other)) for _ in count],
         [(torch.zeros(own), torch.zeros(own)) for _ in count],
     )
     kv, cross = {0: batch, 2: length}, {0: batch, 2: reach}
     shapes = (
-        {0: batch, 1: width}, {0: batch}, {0: rows}, {0: batch},
+        {0: batch, 1: width}, {0: batch}, {0: batch}, {0: rows},
         [(cross, cross) for _ in count], [(kv, kv) for _ in count],
     )  # fmt: skip
     graph = graph_of(ConditionedDecoder(model, hook).eval(), inputs, shapes)
-    reads = ("source_length", *cross_names(geometry.layers))
-    return (graph, *contract(geometry.layers, reads=reads))
+    (tokens, *names), outputs = contract(geometry.layers, reads=cross_names(geometry.layers))
+    return graph, (tokens, "source_length", *names), outputs
 
 
 def _cross(model: Any, hook: Hook, geometry: Geometry, source: SourceGeometry) -> _Graph:
