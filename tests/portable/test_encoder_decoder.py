@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
 from portable.zoo import ENCODER_DECODERS, Exported
 from specrt_export.check.equivalence import check_parity
-from specrt_export.portable.graph import part_path
 
 pytestmark = pytest.mark.export
 
 Zoo = Callable[[str], Exported]
 
+
 def load(path: Path) -> onnx.ModelProto:
     return onnx.load(path, load_external_data=False)
+
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_graphs_agree_with_their_model(name: str, exported: Zoo) -> None:

@@ -377,10 +377,11 @@ def _compare_conditioned(
     run: GraphRun, source: SourceGeometry, reference: Reference, compare: _Cases
 ) -> None:
     """Compare texts of two sources of different lengths, then of others, beyond near distances."""
-    sources = _random_sources(run, source, SHORT)
+    encodes = reference.task.encodes
+    sources = _random_sources(source, SHORT, encodes=encodes)
     run.condition(sources)
     _compare_short(run, reference.of(sources), compare)
-    sources = _random_sources(run, source, (FAR, FAR // 3))
+    sources = _random_sources(source, (FAR, FAR // 3), encodes=encodes)
     run.condition(sources)
     length = min(FAR, run.geometry.max_positions)
     tokens = _random_tokens(run.geometry.vocab_size, length, 4)
@@ -392,16 +393,16 @@ def _compare_conditioned(
 
 
 def _random_sources(
-    run: GraphRun, source: SourceGeometry, lengths: Sequence[int]
+    source: SourceGeometry, lengths: Sequence[int], *, encodes: bool
 ) -> list[NDArray[Any]]:
     rng = np.random.default_rng(3)
-    if source.features:
+    if source.vocab_size:
+        known, most = source.vocab_size, source.max_source
+        return [rng.integers(0, known, min(length, most)) for length in lengths]
+    shape = (source.max_source, source.width)
+    if encodes:
         shape = (source.features, source.frames)
-        return [rng.standard_normal(shape).astype(np.float32) for _ in lengths]
-    return [
-        rng.integers(0, run.geometry.vocab_size, min(length, source.max_source))
-        for length in lengths
-    ]
+    return [rng.standard_normal(shape).astype(np.float32) for _ in lengths]
 
 
 def _compare_short(run: GraphRun, reference: Callable[[Tokens], Logits], compare: _Cases) -> None:

@@ -9,7 +9,7 @@ row's source, and how long that is:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.initialization import no_init_weights
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
@@ -65,7 +66,9 @@ def trace_encoder_decoder(folder: Path, task: Task) -> tuple[Traced, ...]:
 def _trace(folder: Path, task: Task) -> tuple[Traced, ...]:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
-        model, buffers = build(folder, mode, task.factory)
+        with no_init_weights():  # some would copy values into what has none
+            model, buffers = build(folder, mode, task.factory)
+        model.tie_weights()
         loose = _Loose.of(model, mode, buffers)
         buffers |= _replace_biases(model, hook, mode)
         _replace_positions(model, hook)
@@ -309,14 +312,15 @@ def measure(model: Any, hook: Hook, task: Task) -> tuple[Geometry, SourceGeometr
             f"{sorted(other)} of a source); the portable graph needs one for all layers"
         )
     (_, kv_heads, _, head_dim), (_, heads, _, cross_dim) = own.pop(), other.pop()
-    decoder, speech = model.get_decoder(), task.name == SPEECH
+    encoder, decoder, speech = model.get_encoder(), model.get_decoder(), task.name == SPEECH
     source = SourceGeometry(
-        max_source=table_size(model.get_encoder()),
+        max_source=table_size(encoder),
         width=width,
         heads=heads,
         head_dim=cross_dim,
+        vocab_size=0 if speech else len(encoder.get_input_embeddings().weight),
         features=int(config.num_mel_bins) if speech else 0,
-        frames=_frames(model) if speech else 0,
+        frames=_frames(encoder) if speech else 0,
     )
     geometry = Geometry(
         layers=layers,
@@ -330,9 +334,8 @@ def measure(model: Any, hook: Hook, task: Task) -> tuple[Geometry, SourceGeometr
     return geometry, source
 
 
-def _frames(model: Any) -> int:
+def _frames(encoder: Any) -> int:
     """Return how many frames an encoder of speech reads, always."""
-    encoder = model.get_encoder()
     strides = [m.stride[0] for m in encoder.modules() if isinstance(m, torch.nn.Conv1d)]
     return int(np.prod(strides)) * table_size(encoder)
 

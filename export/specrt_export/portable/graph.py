@@ -76,6 +76,8 @@ class SourceGeometry:
     heads: int
     """Of cross keys and values."""
     head_dim: int
+    vocab_size: int = 0
+    """Token ids that a source is of; 0 where it is features."""
     features: int = 0
     """Channels of a source of features; 0 where a source is token ids."""
     frames: int = 0

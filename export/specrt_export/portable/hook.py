@@ -29,7 +29,7 @@ class _Empty:
     is_compileable = False
 
     def __init__(self, layers: int, length: int | torch.SymInt) -> None:
-        self.is_sliding = [False] * layers
+        self.is_sliding = self.is_linear = self.is_dummy = [False] * layers
         self.length = length
 
     def get_seq_length(self, *_: Any) -> int:
