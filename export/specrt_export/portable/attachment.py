@@ -195,8 +195,9 @@ def _taken(model: onnx.ModelProto, key: str) -> str | None:
     """Take a fact off a graph, and return it."""
     for index, entry in enumerate(model.metadata_props):
         if entry.key == key:
+            value = str(entry.value)
             del model.metadata_props[index]
-            return entry.value
+            return value
     return None
 
 

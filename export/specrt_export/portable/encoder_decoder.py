@@ -85,11 +85,12 @@ def _trace(folder: Path, task: Task) -> tuple[Traced, ...]:
                 graphs["encoder"] = _encoder(model, hook, source)
     kind = str(model.config.model_type)
     parts = []
-    for part, (graph, *names) in graphs.items():
+    for part, (graph, inputs, outputs) in graphs.items():
         fill(graph, loose.names, buffers)
         facts = {TASK: task.name, SOURCE: json.dumps(source.to_json())}
         facts |= loose.facts(graph) | ({PART: part} if part else {})
-        parts.append(Traced(graph, geometry, kind, *names, facts, loose.optional))
+        one = Traced(graph, geometry, kind, inputs, outputs, facts, loose.optional)
+        parts.append(one)
     return tuple(parts)
 
 
@@ -237,7 +238,8 @@ def _positions(module: Any, hook: Hook) -> Callable[..., Tensor]:
     def looked_up(*_: Any, **__: Any) -> Tensor:
         assert hook.positions is not None
         index = hook.positions + getattr(module, "offset", 0)
-        return torch.nn.functional.embedding(index, module.weight)
+        rows: Tensor = torch.nn.functional.embedding(index, module.weight)
+        return rows
 
     return looked_up
 
@@ -250,7 +252,7 @@ def table_size(part: Any) -> int:
     return UNBOUNDED
 
 
-class _Cache(EncoderDecoderCache):  # type: ignore[misc]
+class _Cache(EncoderDecoderCache):
     """What transformers asks of the caches of a decoder and of its source."""
 
     def __init__(self, own: Any, cross: Any, updated: dict[int, bool]) -> None:
