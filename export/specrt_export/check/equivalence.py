@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,16 @@ from specrt.errors import BuildError, ExportError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.compiler import KV_BYTES
 from specrt_export.compile.tensorrt_compiler import LoweredEngine
-from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens
+from specrt_export.portable.graph import (
+    PASS_BYTES,
+    GraphRun,
+    Logits,
+    SourceGeometry,
+    Tokens,
+    padded,
+)
 from specrt_export.scored_entries import model_entries
+from specrt_export.task import SPEECH
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
 """Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
@@ -194,16 +202,19 @@ class Reference:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
 
         from specrt_export.portable.trace import quiet
+        from specrt_export.task import task_of
 
         entries = model_entries(checkpoint)
+        task = task_of(checkpoint.config)
+        assert task is not None, "a checkpoint that has a graph is for something"
+        self.task = task
         if checkpoint.coded or entries is not None:
             self.model = _filled(checkpoint, None if entries is None else len(entries))
             return
         with quiet(), no_progress_bar():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = task.loader(str(checkpoint.config["model_type"])).from_pretrained(
                 checkpoint.folder,
                 dtype=torch.float32,
                 attn_implementation="eager",
@@ -215,9 +226,30 @@ class Reference:
         """Return the logits [B, S, V] of whole sequences [B, S]."""
         import torch
 
+        return self._logits(input_ids=torch.from_numpy(tokens))
+
+    def of(self, sources: Sequence[NDArray[Any]]) -> Callable[[Tokens], Logits]:
+        """Return the same for sequences that are texts of sources; see `SourceRun`."""
+        import torch
+
+        if not self.task.encodes:
+            hidden = torch.from_numpy(np.stack(sources))
+            return lambda tokens: self._logits(
+                input_ids=torch.from_numpy(tokens), encoder_outputs=(hidden,)
+            )
+        if self.task.name == SPEECH:
+            given = {"input_features": torch.from_numpy(np.stack(sources))}
+        else:
+            lengths = torch.tensor([len(one) for one in sources]).unsqueeze(1)
+            ids = torch.from_numpy(padded(sources))
+            given = {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths}
+        return lambda tokens: self._logits(decoder_input_ids=torch.from_numpy(tokens), **given)
+
+    def _logits(self, **given: Any) -> Logits:
+        import torch
+
         with torch.no_grad():
-            output = self.model(input_ids=torch.from_numpy(tokens), use_cache=False)
-        logits: Logits = output.logits.numpy()
+            logits: Logits = self.model(**given, use_cache=False).logits.numpy()
         return logits
 
 
@@ -272,6 +304,9 @@ about 1e-5 after a hundred layers. A wrong mask, offset or rope moves logits by 
 PREFIX, VERIFIED, STALE = 16, 3, 5
 """Tokens prefilled, tokens verified at once after them, and tokens rolled back."""
 
+SHORT, FAR = (5, 11), 300
+"""Positions of two sources, and of a text and a source that reach beyond near distances."""
+
 CHUNK, PAST_WINDOW, REACH = 128, 8, 640
 """Widest pass, tokens fed beyond a window, and the most tokens a check feeds."""
 
@@ -315,14 +350,20 @@ def check_parity(
     The graph's weights are in `folder`, or the checkpoint's own.
 
     Cases: prefill; a verify at an offset; two rows of different lengths, one rolled back over
-    stale keys; beyond each sliding window of at most `reach` tokens.
+    stale keys; beyond each sliding window of at most `reach` tokens. Rows of an encoder-decoder
+    are texts of sources of different lengths; one more case is far into long ones.
     Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
     """
     run = GraphRun(graph, folder or checkpoint.folder)
     reference = Reference(checkpoint) if reference is None else reference
+    compare = _Cases(tolerance, run.entries)
+    if run.source is not None:
+        _compare_conditioned(run, run.source.geometry, reference, compare)
+        report = ParityReport(tuple(compare.cases), tolerance, ())
+        _check_report(report, graph)
+        return report
     windows = sorted(set(run.geometry.windows) - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
-    compare = _Cases(tolerance, run.entries)
     _compare_short(run, reference, compare)
     for window in reachable:
         _compare_beyond(run, reference, compare, window)
@@ -332,7 +373,39 @@ def check_parity(
     return report
 
 
-def _compare_short(run: GraphRun, reference: Reference, compare: _Cases) -> None:
+def _compare_conditioned(
+    run: GraphRun, source: SourceGeometry, reference: Reference, compare: _Cases
+) -> None:
+    """Compare texts of two sources of different lengths, then of others, beyond near distances."""
+    encodes = reference.task.encodes
+    sources = _random_sources(source, SHORT, encodes=encodes)
+    run.condition(sources)
+    _compare_short(run, reference.of(sources), compare)
+    sources = _random_sources(source, (FAR, FAR // 3), encodes=encodes)
+    run.condition(sources)
+    length = min(FAR, run.geometry.max_positions)
+    tokens = _random_tokens(run.geometry.vocab_size, length, 4)
+    run.reset(batch=2, length=length)
+    rows = range(max(0, length - CHUNK - PAST_WINDOW), length - CHUNK)
+    run(tokens[:, : length - len(rows)], [0, 0], range(1))
+    output = run(tokens[:, -len(rows) :], [length - len(rows)] * 2, range(len(rows)))
+    compare("far", output, reference.of(sources)(tokens)[:, -len(rows) :])
+
+
+def _random_sources(
+    source: SourceGeometry, lengths: Sequence[int], *, encodes: bool
+) -> list[NDArray[Any]]:
+    rng = np.random.default_rng(3)
+    if source.vocab_size:
+        known, most = source.vocab_size, source.max_source
+        return [rng.integers(0, known, min(length, most)) for length in lengths]
+    shape = (source.max_source, source.width)
+    if encodes:
+        shape = (source.features, source.frames)
+    return [rng.standard_normal(shape).astype(np.float32) for _ in lengths]
+
+
+def _compare_short(run: GraphRun, reference: Callable[[Tokens], Logits], compare: _Cases) -> None:
     """Prefill, verify at an offset, then roll row 0 back and go on with rows of two lengths."""
     tokens = _random_tokens(run.geometry.vocab_size, PREFIX + VERIFIED + STALE)
     drafted = tokens.copy()
