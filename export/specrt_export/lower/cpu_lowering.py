@@ -232,8 +232,7 @@ def _score_alone(view: GraphView) -> None:
         for name in dict.fromkeys(name for node in behind[1:] for name in tokens(node))
         if name not in made
     }
-    if any(node.op_type == CROSS for node in behind):
-        places[SLOTS] = view.add("Gather", [SLOTS, rows], axis=0)
+    places[SLOTS] = view.add("Gather", [SLOTS, rows], axis=0)  # of attention to a source
     for node in behind[1:]:
         node.input[:] = [places.get(name, name) for name in node.input]
     view.replace(gathers[0].output[0], last)

@@ -38,8 +38,6 @@ def lower_encoder(
     counts["attention"] = _attend(view)
     counts["gate_up"] = fuse_gates(view)
     fuse_the_rest(view, counts, biases=False)
-    for value in [*view.graph.input, *view.graph.output]:
-        value.type.tensor_type.shape.dim[0].dim_value = 1
     return emit(view, counts)
 
 
@@ -48,9 +46,14 @@ def _drop_length(view: GraphView) -> None:
 
     ```
     length [1] ─ ...      =>      input_ids ─ Shape [1:2] ─ ...
+    length ─ Shape ─ ...  =>      1 ─ ...
     ```
     """
     if any(i.name == LENGTH for i in view.graph.input):
+        one = view.add_constant("rows", np.array([1], np.int64))
+        for node in list(view.readers(LENGTH)):
+            if node.op_type == "Shape":
+                view.replace(node.output[0], one)
         view.replace(LENGTH, view.add("Shape", ["input_ids"], start=1, end=2))
         inputs = [i for i in view.graph.input if i.name != LENGTH]
         del view.graph.input[:]
