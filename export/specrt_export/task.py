@@ -13,7 +13,7 @@ TEXT_GENERATION, TEXT_TO_TEXT, SPEECH = TASKS
 
 
 @dataclass(frozen=True)
-class Task:
+class ModelTask:
     """What a checkpoint is for, and how transformers builds its model."""
 
     name: str
@@ -29,7 +29,7 @@ class Task:
     def loader(self, kind: str) -> Any:
         """Return the class of transformers that loads checkpoints of a type for this task."""
         if self.conditioned and not self.encodes:
-            return Task(TEXT_GENERATION).factory(kind)
+            return ModelTask(TEXT_GENERATION).factory(kind)
         return self.factory(kind)
 
     def factory(self, kind: str) -> Any:
@@ -39,7 +39,7 @@ class Task:
         return TasksManager.get_model_class_for_task(self.name, model_type=kind)
 
 
-def task_of(config: Mapping[str, Any]) -> Task | None:
+def task_of(config: Mapping[str, Any]) -> ModelTask | None:
     """Tell what the checkpoint of a config.json is for; None where it is for nothing held here.
 
     The class that wrote it decides; without one, what its model type is for first of all.
@@ -59,8 +59,8 @@ def task_of(config: Mapping[str, Any]) -> Task | None:
         return None
     if found == TEXT_GENERATION and SPEECH in there:
         # A decoder of speech alone still attends to a source: another model's.
-        return Task(SPEECH)
-    return Task(found, encodes=found != TEXT_GENERATION)
+        return ModelTask(SPEECH)
+    return ModelTask(found, encodes=found != TEXT_GENERATION)
 
 
 def classes_for(task: str) -> dict[str, Sequence[str]]:

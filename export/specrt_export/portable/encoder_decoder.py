@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,7 +45,7 @@ from specrt_export.portable.trace import (
     stored_names,
     traced,
 )
-from specrt_export.task import SPEECH, Task, normalized
+from specrt_export.task import SPEECH, ModelTask, normalized
 
 SOURCE_WIDTH = 7
 """Positions of the example source; no other example size is the same."""
@@ -55,7 +56,7 @@ UNBOUNDED = 1 << 20
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-def trace_encoder_decoder(folder: Path, task: Task) -> tuple[Traced, ...]:
+def trace_encoder_decoder(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
     """Trace the model that `folder`'s config.json describes: decoder, cross, and encoder if any.
 
     Raises: ExportError if the model does not fit the graph contract, or does not trace.
@@ -63,7 +64,7 @@ def trace_encoder_decoder(folder: Path, task: Task) -> tuple[Traced, ...]:
     return traced(folder, lambda: _trace(folder, task))
 
 
-def _trace(folder: Path, task: Task) -> tuple[Traced, ...]:
+def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         with no_init_weights():  # some would copy values into what has none
@@ -167,7 +168,7 @@ class RelativeBias:
         key, positions = torch.arange(key_length), self.hook.positions
         if positions is None:
             far = (key - key.unsqueeze(1)).clamp(-self.reach, self.reach) + self.reach
-            bias = torch.nn.functional.embedding(far, weight).permute(2, 0, 1).unsqueeze(0)
+            bias: Tensor = torch.nn.functional.embedding(far, weight).permute(2, 0, 1).unsqueeze(0)
         else:
             far = (positions.unsqueeze(-1) - key).clamp(0, self.reach)
             bias = torch.nn.functional.embedding(far, weight).permute(0, 3, 1, 2)
@@ -183,8 +184,14 @@ class _Identity(torch.nn.Module):
 def bucket_table(module: Any) -> Tensor:
     """Return the bucket of each distance, of a decoder from 0 on, of an encoder from -reach on.
 
-    Raises: ExportError for a module whose buckets go on beyond its greatest distance.
+    Raises: ExportError for a module whose buckets go on beyond its greatest distance, or whose
+    bias is not one of each query and key.
     """
+    if not {"device", "past_seen_tokens"} <= signature(module.compute_bias).parameters.keys():
+        raise ExportError(
+            f"{type(module).__name__} computes its relative bias in a way of its own, not for each "
+            "query and key; this model does not export"
+        )
     reach, weight = int(module.relative_attention_max_distance), module.relative_attention_bias
     most, cpu = 4 * reach, torch.device("cpu")
     module.relative_attention_bias = _Identity()
@@ -205,7 +212,7 @@ def bucket_table(module: Any) -> Tensor:
             f"{type(module).__name__} tells distances apart beyond {reach}, its "
             "relative_attention_max_distance; this model does not export"
         )
-    return table.to(torch.int64)
+    return cast(Tensor, table.to(torch.int64))
 
 
 def _replace_biases(model: Any, hook: Hook, mode: FakeTensorMode) -> dict[str, Tensor]:
@@ -287,7 +294,7 @@ class CrossProbe:
         return key, value
 
 
-def measure(model: Any, hook: Hook, task: Task) -> tuple[Geometry, SourceGeometry]:
+def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGeometry]:
     """Run the decoder once on fake tensors and read off the geometry it really has.
 
     Raises: ExportError if its layers do not all keep keys and values of one shape.
