@@ -29,6 +29,7 @@ _DECIDE = {
     "Conv": 2,
     "CrossAttention": 1,
     "Expand": 1,
+    "MultiHeadAttention": 3,
     "Range": 0,
 }
 """How many inputs a rule reads the shapes of, where it is not all."""
@@ -55,6 +56,7 @@ class Shapes:
             "Gemm": lambda node, inputs: self._multiplied(node, *inputs[:2]),
             "GroupQueryAttention": self._attended,
             "MatMul": lambda node, inputs: _product_of(*inputs),
+            "MultiHeadAttention": lambda node, inputs: (*inputs[0][:-1], inputs[2][-1]),
             "Projection": self._projected,
             "Range": self._counted,
             "ReduceMean": self._reduced,
