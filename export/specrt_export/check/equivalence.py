@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Engine, Feed, Output, PackedEngine
+from specrt.engine.protocol import ConditionedEngine, Engine, Feed, Output, PackedEngine
 from specrt.errors import BuildError, ExportError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.compiler import KV_BYTES
@@ -38,6 +38,9 @@ tenth of the spread and more."""
 FAR_BYTES = 1 << 30
 """Most memory that the portable graph's KV buffers take for passes at the end of the context."""
 
+_FAR_AND_NEAR = (300, 5, 33, 16)
+"""Positions of sources: beyond near distances, few, and about whole groups of cross keys."""
+
 _RAGGED = 4
 """Lengths that rows of a batch have."""
 
@@ -55,7 +58,8 @@ def check_engine(
     A prefill that reaches past every sliding window of up to 512 positions, then each width twice,
     the second time over stale keys. A lowered graph goes on at the end of the context, over copies
     of the keys written so far. Rows of a batch are at lengths of their own; an engine that packs
-    them also runs passes of some rows, each as wide as it is.
+    them also runs passes of some rows, each as wide as it is. Rows of an encoder-decoder are texts
+    of sources of different lengths, and read others before the passes of some of them.
     Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
     are not those of the logits beside them.
     """
@@ -67,8 +71,10 @@ def check_engine(
     reference.reset(engine.batch, reach)
     shape = engine.batch, reach
     tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, shape)
+    comparison.condition(_FAR_AND_NEAR)
     errors = [comparison.run(tokens, at) for at in near]
     if isinstance(engine, PackedEngine):
+        comparison.condition(_FAR_AND_NEAR[::-1])
         errors += comparison.run_ragged(engine, reach, max(widths))
     if isinstance(engine, LoweredEngine):
         filled = near[0][1]
@@ -116,6 +122,21 @@ class _Comparison:
     engine: Engine
     compute: str
     name: str
+
+    def condition(self, lengths: Sequence[int]) -> None:
+        """Read a random source for each row, of one length after another; of a decoder none."""
+        source = self.reference.source
+        if source is None:
+            return
+        assert isinstance(self.engine, ConditionedEngine), "an encoder-decoder reads sources"
+        limits = replace(
+            source.geometry, max_source=min(source.geometry.max_source, self.engine.max_source)
+        )
+        rows = [lengths[row % len(lengths)] for row in range(self.engine.batch)]
+        sources = random_sources(limits, rows, encodes=source.encodes)
+        self.reference.condition(sources)
+        for row, one in enumerate(sources):
+            self.engine.condition(row, one)
 
     def run(self, tokens: Tokens, at: tuple[int, int]) -> float:
         """Run one pass (start, width), each row from a start of its own; return the error."""
@@ -378,10 +399,10 @@ def _compare_conditioned(
 ) -> None:
     """Compare texts of two sources of different lengths, then of others, beyond near distances."""
     encodes = reference.task.encodes
-    sources = _random_sources(source, SHORT, encodes=encodes)
+    sources = random_sources(source, SHORT, encodes=encodes)
     run.condition(sources)
     _compare_short(run, reference.of(sources), compare)
-    sources = _random_sources(source, (FAR, FAR // 3), encodes=encodes)
+    sources = random_sources(source, (FAR, FAR // 3), encodes=encodes)
     run.condition(sources)
     length = min(FAR, run.geometry.max_positions)
     tokens = _random_tokens(run.geometry.vocab_size, length, 4)
@@ -392,17 +413,18 @@ def _compare_conditioned(
     compare("far", output, reference.of(sources)(tokens)[:, -len(rows) :])
 
 
-def _random_sources(
+def random_sources(
     source: SourceGeometry, lengths: Sequence[int], *, encodes: bool
 ) -> list[NDArray[Any]]:
-    rng = np.random.default_rng(3)
-    if source.vocab_size:
-        known, most = source.vocab_size, source.max_source
-        return [rng.integers(0, known, min(length, most)) for length in lengths]
-    shape = (source.max_source, source.width)
-    if encodes:
-        shape = (source.features, source.frames)
-    return [rng.standard_normal(shape).astype(np.float32) for _ in lengths]
+    """Return sources of up to so many positions; hidden states where nothing encodes them."""
+    rng, most = np.random.default_rng(3), source.max_source
+    if source.vocab_size and encodes:
+        return [rng.integers(0, source.vocab_size, min(length, most)) for length in lengths]
+    shapes = [(source.features, source.frames)] * len(lengths)
+    if not encodes:
+        ends = [min(length, most) if source.vocab_size else most for length in lengths]
+        shapes = [(end, source.width) for end in ends]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def _compare_short(run: GraphRun, reference: Callable[[Tokens], Logits], compare: _Cases) -> None:

@@ -277,6 +277,11 @@ class SourceRun:
         cross = read_graph(part_path(decoder, "cross"))
         return cls(cross, read_graph(encoder) if encoder.is_file() else None, folder)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether it has an encoder; without one, hidden states are its sources."""
+        return self._encoder is not None
+
     def __call__(
         self, sources: Sequence[NDArray[Any]]
     ) -> tuple[dict[str, NDArray[np.float32]], Tokens]:

@@ -32,7 +32,7 @@ class EncoderDecoderEngine(OrtEngine):
     """A decoder over the KV buffers of its rows, and the cross keys and values of their sources.
 
     `hidden` are the hidden states [E, W] of each row's source, which a draft without an encoder of
-    its own reads.
+    its own reads. Such a draft without its target beside it has hidden states for sources.
     Shapes: cross keys of a layer are [batch, heads, E / 16, head_dim, 16] and its cross values
         [batch, heads, E, head_dim], E being `max_source` in whole groups of 16.
     """
@@ -75,7 +75,7 @@ class EncoderDecoderEngine(OrtEngine):
             raise EngineError(
                 f"a source was given to row {row}; expected a row from 0 to {self.batch - 1}"
             )
-        hidden = self._read(source) if self._shared is None else self._left(row)
+        hidden = self._left(row) if self._shared is not None else self._read(source)
         pairs = _run(self._cross, self._names, {"hidden": hidden[None]}, len(hidden))
         for name, pair in zip(self._names, pairs, strict=True):
             self._keep(row, name, pair[0])
@@ -85,6 +85,8 @@ class EncoderDecoderEngine(OrtEngine):
     def _read(self, source: Source) -> Hidden:
         """Return the hidden states [E, W] of a source."""
         given: NDArray[Any] = np.asarray(source)
+        if self._encoder is None:
+            return self._checked_states(given)
         feeds: dict[str, NDArray[Any]]
         if self._record.features:
             feeds = {"input_features": self._checked_features(given)[None]}
@@ -113,6 +115,20 @@ class EncoderDecoderEngine(OrtEngine):
             raise EngineError(
                 f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
                 f"expected features of type float32 and shape {list(expected)}"
+            )
+        return source.astype(np.float32)
+
+    def _checked_states(self, source: NDArray[Any]) -> Hidden:
+        width = self._record.width
+        if source.ndim != 2 or source.shape[1] != width or source.dtype.kind != "f":
+            raise EngineError(
+                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
+                f"expected hidden states of type float32 and shape [1 to {self.max_source}, "
+                f"{width}]"
+            )
+        if not 0 < len(source) <= self.max_source:
+            raise EngineError(
+                f"{len(source)} hidden states were given; expected 1 to {self.max_source}"
             )
         return source.astype(np.float32)
 
@@ -201,7 +217,7 @@ def open_encoder_decoder(
     Raises: EngineError, also where a draft is to read an encoder that `beside` does not have.
     """
     shared = None
-    if not record.encoder:
+    if not record.encoder and beside is not None:
         shared = getattr(beside, "hidden", None)
         width = getattr(getattr(beside, "_record", None), "width", record.width)
         if shared is None or width != record.width:
