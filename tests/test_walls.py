@@ -69,6 +69,7 @@ specrt.engine.ort
 specrt.engine
 specrt.system
 specrt.text
+specrt.generation_config
 specrt.bundle specrt.params
 specrt.constraints
 specrt.traces
