@@ -42,6 +42,7 @@ specrt_export.lint
 specrt_export.portable
 specrt_export.heads
 specrt_export.scored_entries
+specrt_export.task
 specrt_export.provenance
 specrt_export.checkpoint
 specrt_export.prequantized
@@ -84,7 +85,7 @@ ORDER = {
     for floor, line in enumerate(reversed(HOUSE.strip().splitlines()))
     for room in line.split()
 }
-BUILD_MACHINE = {"torch", "onnx", "onnxscript", "onnx_ir", "transformers", "safetensors"}
+BUILD_MACHINE = {"torch", "onnx", "onnxscript", "onnx_ir", "transformers", "safetensors", "optimum"}
 ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}
 OPENERS = ("specrt.engine.", "specrt_export")
 NEVER_AT_START = BUILD_MACHINE | ENGINE_LIBRARIES

@@ -255,6 +255,11 @@ def _open_model(
             f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
             "whole draft model"
         )
+    if model.encoder is not None and model.vocab_map:
+        raise BundleError(
+            f"{bundle.path} has a draft with an encoder that scores some entries only, which this "
+            "specrt does not run yet; build it with a draft that scores all"
+        )
     engine = open_engine(
         manifest.backend_of(model),
         bundle.file(model.engine),
@@ -265,6 +270,7 @@ def _open_model(
         max_width=manifest.max_width,
         threads=threads,
         beside=beside,
+        encoder=model.encoder,
     )
     scored: int = getattr(engine, "scored", model.geometry.vocab_size)
     try:
