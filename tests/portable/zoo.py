@@ -100,6 +100,11 @@ _WHISPER: dict[str, Any] = {
 # Architecture: class, config class and its arguments.
 ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", "T5Config", _T5),
+    # transformers' cache has as many layers as the encoder; tied, a random one repeats its input.
+    "t5_even": (
+        "T5ForConditionalGeneration", "T5Config",
+        {**_T5, "num_decoder_layers": 2, "tie_word_embeddings": False},
+    ),
     "t5_untied": (
         "T5ForConditionalGeneration", "T5Config",
         {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -249,7 +254,7 @@ def save_encoder_decoder(name: str, folder: Path) -> None:
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     # As T5 1.1 has it: a config that ties says so of a checkpoint that does not.
-    if name == "t5_untied":
+    if name in ("t5_untied", "t5_even"):
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     if name in ("bart_biased", "marian", "marian_apart"):
         model.final_logits_bias += torch.randn_like(model.final_logits_bias)

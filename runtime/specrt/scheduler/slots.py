@@ -162,11 +162,15 @@ class SlotTable:
         return iter(self._slots)
 
     def free(self, request: Request) -> Slot | None:
-        """Return the free slot that holds most of a text, else the one that was free longest."""
+        """Return the free slot that holds most of a text, else the one that was free longest.
+
+        A short text is not worth what another slot holds; a source is, which costs an encoder.
+        """
+        least = WORTHWHILE if request.source is None else 1
 
         def worth(slot: Slot) -> tuple[int, int]:
             shared = slot.shared(request)
-            return (shared if shared >= WORTHWHILE else 0, -slot.used)
+            return (shared if shared >= least else 0, -slot.used)
 
         return max((s for s in self._slots if s.request is None), key=worth, default=None)
 
