@@ -295,6 +295,7 @@ class SamplingParams:
         """
         named = {}
         options = without_beams(options)
+        _check_names(options, _ALIASES)
         for given, value in options.items():
             name = _ALIASES.get(given, given)
             if name in named:
@@ -322,8 +323,8 @@ def without_beams(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in BEAMS}
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
-    known = [f.name for f in fields(SamplingParams)]
+def _check_names(options: Mapping[str, Any], aliases: Iterable[str] = ()) -> None:
+    known = [*(f.name for f in fields(SamplingParams)), *aliases]
     for name in without_beams(options):
         if name not in known:
             raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
