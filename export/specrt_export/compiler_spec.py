@@ -41,7 +41,8 @@ COMPILERS: dict[str, CompilerSpec] = {
     "ort-cpu": CompilerSpec(
         "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
         (*(p for p in PRECISIONS if p != "fp8"), STORED),
-        on_cpu=True, encoder_decoders=True,
+        on_cpu=True,
+        encoder_decoders=True,
     ),
     "ort-cuda": CompilerSpec(
         "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",

@@ -204,7 +204,9 @@ class QualityGate:
         Raises: BuildError for one that returns no numbers.
         """
         with self._reference(original, scratch) as reference:
-            quality, likeliest = _compare(reference, EngineScorer(engine), self.pieces, self.sources)
+            quality, likeliest = _compare(
+                reference, EngineScorer(engine), self.pieces, self.sources
+            )
         likeliest = likeliest.of(scored_entries(read_graph(original.graph)))
         if not isfinite(quality.kl):
             raise BuildError(
@@ -320,9 +322,7 @@ def _mixed(
     graph: Path, checkpoint: Path, quantized: Quantized, stored: Mapping[str, Sequence[Stored]]
 ) -> GraphRun:
     """Run a model of which some weights are quantized, by the graph that reads them."""
-    graphs = {
-        part: read_graph(path) for part, path in {"": graph, **parts_beside(graph)}.items()
-    }
+    graphs = {part: read_graph(path) for part, path in {"": graph, **parts_beside(graph)}.items()}
     for part, weights in stored.items():
         graft(graphs[part], weights)
         take_in(graphs[part], quantized.folder)
