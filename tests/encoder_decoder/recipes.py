@@ -25,7 +25,7 @@ name = "{name}"
 {models}
 [engine]
 max_length = {max_length}
-batch = 3
+batch = {batch}
 prefill = 64
 gammas = [1, 3]
 precision = "{precision}"
@@ -65,7 +65,7 @@ def save_texts(path: Path, lines: int = 12) -> None:
 
 def write_recipe(
     folder: Path, names: Sequence[str], precision: str = "fp32", *lines: str, source: bool = True,
-    max_length: int = MAX_LENGTH,
+    max_length: int = MAX_LENGTH, batch: int = 3,
 ) -> Recipe:  # fmt: skip
     """Write the recipe of a target, and a draft if two are named, beside their checkpoints."""
     folder.mkdir(parents=True)
@@ -83,7 +83,7 @@ def write_recipe(
     most = f"max_source = {MAX_SOURCE}" if source and "whisper" not in names[0] else ""
     text = RECIPE.format(
         name=names[0], models="\n".join(tables), max_length=max_length, precision=precision,
-        more=most,
+        more=most, batch=batch,
     )  # fmt: skip
     path = folder / "recipe.toml"
     path.write_text("\n".join([text, *lines, ""]), encoding="utf-8")

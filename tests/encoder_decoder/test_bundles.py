@@ -1,9 +1,11 @@
 """Bundles of encoder-decoders: built, measured, shown, and run as transformers runs them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from encoder_decoder.recipes import MAX_SOURCE, QUALITY, end_of, save_texts, wri
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
-from specrt.engine.encoder_decoder import EncoderDecoderEngine
+from specrt.engine.ort_encoder_decoder import EncoderDecoderEngine
 from specrt.engine.protocol import Feed, Source
 from specrt.errors import BuildError, EngineError
 from specrt.params import SamplingParams
@@ -68,12 +70,19 @@ def opened(bundle: Path) -> Iterator[tuple[EncoderDecoderEngine, ...]]:
             engine.close()
 
 
+def next_token(logits: NDArray[np.float32], text: Sequence[int]) -> int:
+    """Return the likeliest token that repeats no pair of tokens: random models like one token."""
+    allowed = logits.copy()
+    allowed[[two for one, two in pairwise(text) if one == text[-1]]] = -np.inf
+    return int(allowed.argmax())
+
+
 def greedy(engine: EncoderDecoderEngine, row: int, start: Sequence[int], new: int) -> list[int]:
     """Decode one row, a token at a time."""
     text = list(start)
     found = engine.forward_rows([Feed(row, text, 0, 1)])[0]
     for _ in range(new):
-        text.append(int(found.argmax[0, 0]))
+        text.append(next_token(found.logits[0, 0], text))
         found = engine.forward_rows([Feed(row, text[-1:], len(text) - 1, 1)])[0]
     return text
 
@@ -85,7 +94,7 @@ def greedy_reference(
     model = Reference(Checkpoint.open(folder)).of([source])
     text = list(start)
     for _ in range(new):
-        text.append(int(model(np.array([text]))[0, -1].argmax()))
+        text.append(next_token(model(np.array([text]))[0, -1], text))
     return text
 
 
@@ -137,7 +146,7 @@ def test_a_pair_drafts_of_the_same_source(names: tuple[str, str], built: Built) 
 @pytest.mark.parametrize("names", [("bart", "mbart"), ("t5", "t5"), ("marian",)])
 def test_texts_are_the_same_with_speculation(names: tuple[str, ...], built: Built) -> None:
     bundle = built(*names)
-    params = SamplingParams(max_tokens=60)
+    params = SamplingParams(max_tokens=60, no_repeat_ngram_size=2)
     with specrt.load(bundle, threads=1) as generator:
         prompts = [source.tolist() for source in sources_of(bundle, 4)]
         plain = [generator.generate(one, params, gamma=0).token_ids for one in prompts]
@@ -156,14 +165,15 @@ def test_quantized_pairs_are_measured_on_sources(names: tuple[str, ...], built: 
         assert model.quality is not None
         assert 0 < model.quality.kl < 5e-3
         assert model.quality.tokens > 256
-        assert model.weight_bytes < other.weight_bytes / 2
+        table = 4 * 2 * 512 * 32 * (model.model_type == "bart")  # positions stay as they are
+        assert model.weight_bytes - table < (other.weight_bytes - table) / 2
         assert model.parameters == other.parameters
         counts = {name: n for name, n in model.fused.items() if name.endswith("quantized")}
         parts = 3 if model.encoder and model.encoder.encoder else 2
         assert len(counts) == parts
         assert all(n.split("/")[0] == n.split("/")[1] != "0" for n in counts.values()), counts
     assert (manifest.acceptance is None) == (len(names) == 1)
-    params = SamplingParams(max_tokens=40)
+    params = SamplingParams(max_tokens=40, no_repeat_ngram_size=2)
     with specrt.load(bundle, threads=1) as generator:
         for source in sources_of(bundle, 3):
             plain = generator.generate(source.tolist(), params, gamma=0).token_ids
@@ -209,7 +219,10 @@ REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
 def test_what_is_not_built_is_refused_by_a_sentence(
     names: tuple[str, ...], precision: str, lines: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    recipe = write_recipe(tmp_path / "one", names, precision, *lines, source=False, max_length=64)
+    recipe = write_recipe(
+        tmp_path / "one", names, precision, *lines, source=False, max_length=64,
+        batch=1 if "cuda" in str(lines) else 3,
+    )  # fmt: skip
     with pytest.raises(BuildError, match=said):
         build(recipe, tmp_path / "bundle")
 
@@ -225,10 +238,10 @@ def test_calibration_wants_sources_and_their_texts(tmp_path: Path) -> None:
         texts.write_text(content, encoding="utf-8")
         with pytest.raises(BuildError, match=said):
             build(recipe, tmp_path / "bundle")
-    save_texts(texts)
+    save_texts(texts, 40)
     tokenizer = Tokenizer(recipe.folder / "target" / "tokenizer.json")
     pieces = read_source_pairs(texts, tokenizer, [0], 30, 60)
-    assert 0 < len(pieces.scored) == len(pieces.sources) < 12
+    assert 0 < len(pieces.scored) == len(pieces.sources) < 40
     assert max(map(len, pieces.sources)) <= 60
     assert max(map(len, pieces.scored)) == 30
     assert {int(piece[0]) for piece in pieces.scored} == {0}

@@ -36,7 +36,8 @@ def command(bundle: Path, as_json: bool) -> None:
 def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
     """Return the bytes a device needs: weights, full KV buffers, and their sum.
 
-    Cross keys and values count as KV buffers. A decomposed plan has two sets of KV buffers: its passes read one and write the other.
+    Cross keys and values count as KV buffers. A decomposed plan has two sets of KV buffers: its
+    passes read one and write the other.
     """
     weights = sum(model.weight_bytes for model in manifest.models)
     caches = 0
