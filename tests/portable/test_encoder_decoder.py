@@ -136,6 +136,18 @@ def test_weights_are_attached_later(name: str, exported: Zoo, tmp_path: Path) ->
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
+def test_graphs_that_are_not_whole_get_no_weights(exported: Zoo, tmp_path: Path) -> None:
+    one, bare = exported("t5_untied"), exported("t5_untied" + BARE).graph
+    decoder = tmp_path / "decoder.onnx"
+    shutil.copyfile(bare, decoder)
+    with pytest.raises(ExportError, match=r"there is no cross\.onnx beside it"):
+        attach_graph(decoder, one.checkpoint)
+    shutil.copyfile(part_path(bare, "cross"), tmp_path / "cross.onnx")
+    with pytest.raises(CheckpointError, match=r"model of type t5, and .* is of type bart"):
+        attach_graph(decoder, exported("bart_biased").checkpoint)
+    assert decoder.read_bytes() == bare.read_bytes()
+
+
 def share_first_row(model: onnx.ModelProto) -> None:
     """Give every row the bias of the first one's positions."""
     (node,) = (n for n in model.graph.node if n.op_type == "Clip")
@@ -337,6 +349,15 @@ def test_support_is_asked_of_the_task(kind: str) -> None:
     """The second hears speech, and writes no text by steps."""
     with pytest.raises(ExportError, match=f"{kind} cannot be exported: transformers has no model"):
         check_support({"model_type": kind})
+
+
+def test_an_encoder_that_attends_to_blocks_is_refused() -> None:
+    """It exports as one that sees all, which on short sources is the same."""
+    config = {"model_type": "bigbird_pegasus", "is_encoder_decoder": True}
+    for refused in (config, {**config, "attention_type": "block_sparse"}):
+        with pytest.raises(ExportError, match=r"to blocks of a long source.*original_full"):
+            check_support(refused)
+    check_support({**config, "attention_type": "original_full"})
 
 
 def test_settings_of_older_checkpoints_are_in_their_config(tmp_path: Path) -> None:
