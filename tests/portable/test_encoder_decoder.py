@@ -251,7 +251,7 @@ def test_sizes_of_a_decoder_are_not_its_encoders() -> None:
     assert normalized(T5Config(num_layers=2, num_decoder_layers=3)).num_layers == 3
 
 
-@pytest.mark.parametrize("kind", ["led", "longt5", "m2m_100"])
+@pytest.mark.parametrize("kind", ["led", "longt5", "m2m_100", "pop2piano"])
 def test_what_does_not_keep_the_contract_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
@@ -349,6 +349,12 @@ def test_support_is_asked_of_the_task(kind: str) -> None:
     """The second hears speech, and writes no text by steps."""
     with pytest.raises(ExportError, match=f"{kind} cannot be exported: transformers has no model"):
         check_support({"model_type": kind})
+
+
+@pytest.mark.parametrize("kind", ["t5gemma", "encoder-decoder"])
+def test_configs_of_parts_are_refused(kind: str) -> None:
+    with pytest.raises(ExportError, match=f"{kind} .*have a config each.*such as T5"):
+        check_support({"model_type": kind, "encoder": {}, "decoder": {}})
 
 
 def test_an_encoder_that_attends_to_blocks_is_refused() -> None:

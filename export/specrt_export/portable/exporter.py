@@ -76,6 +76,11 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
             f"it has layers with a recurrent state{named}, which cannot be rolled back when a "
             f"drafted token is rejected. {INSTEAD}"
         )
+    if isinstance(config.get("decoder"), Mapping):
+        return (
+            "its encoder and its decoder have a config each. Export an encoder-decoder that has "
+            "one, such as T5, BART, Marian or Whisper"
+        )
     if "text_config" in config:
         return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
     return None
