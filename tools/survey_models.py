@@ -195,13 +195,13 @@ def model_types() -> list[str]:
 
 INTRODUCTION = """# Models
 
-Every model type of transformers {version} that writes a text, as a tiny random checkpoint:
-exported, then compared with transformers' eager model (prefill, a verify at an offset, two rows of
-different lengths of which one is rolled back over stale keys, and beyond each sliding window; rows
-of an encoder-decoder are texts of sources of different lengths, once of 300 positions). {equal} of
-{all} types export and are equal; the others are refused by name. *Error* is the largest error of a
-logit over the largest logit. A refusal is about the type's default config: a dense model of a type
-whose default has experts may export.
+Every model type of transformers {version} for text generation, text to text or speech to text, as a
+tiny random checkpoint: exported, then compared with transformers' eager model (prefill, a verify at
+an offset, two rows of different lengths of which one is rolled back over stale keys, and beyond
+each sliding window; rows of an encoder-decoder are texts of sources of different lengths, once of
+300 positions). {equal} of {all} types export and are equal; the others are refused by name. *Error*
+is the largest error of a logit over the largest logit. A refusal is about the type's default
+config: a dense model of a type whose default has experts may export.
 
 This page is written by `python tools/survey_models.py`.
 """
