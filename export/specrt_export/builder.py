@@ -19,6 +19,7 @@ from pathlib import Path
 import specrt
 from specrt.bundle import (
     FILE_NAME,
+    GENERATION_CONFIG,
     TASKS,
     Bundle,
     EncoderRecord,
@@ -56,6 +57,7 @@ from specrt_export.inputs import (
     decoder_start,
     end_tokens,
     find_inputs,
+    generation_config,
     model_task,
     most_source,
     quantized_sources,
@@ -122,7 +124,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         progress("hash checkpoints", 0.95)
         origins = {model.role: _provenance(recipe, model) for model in inputs}
         progress("write manifest", 0.97)
-        _copy_tokenizer(inputs[0].checkpoint.folder, folder)
+        _copy_tokenizer(inputs[0].checkpoint, folder)
         head = inputs[0].head
         if inputs[-1].entries is not None:
             (folder / VOCAB_MAP).write_bytes(inputs[-1].entries.astype("<i4").tobytes())
@@ -251,10 +253,13 @@ def _part(progress: Progress, number: int, parts: int) -> Progress:
     return lambda stage, done: progress(stage, 0.95 * (number + done) / parts)
 
 
-def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
+def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     for name in TOKENIZER_FILES:
-        if (checkpoint / name).is_file():
-            shutil.copyfile(checkpoint / name, folder / name)
+        if (checkpoint.folder / name).is_file():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+    settings = generation_config(checkpoint)
+    if settings and not (folder / GENERATION_CONFIG).exists():
+        (folder / GENERATION_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _manifest(

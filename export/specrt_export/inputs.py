@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HubTokenizer
 
+from specrt.bundle import GENERATION_CONFIG
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system.memory import size
@@ -539,6 +540,26 @@ def _forced(checkpoint: Checkpoint) -> list[tuple[Path, str, Any]]:
         ) from None
 
 
+SETTINGS = (
+    "min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids",
+    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+    "num_beams", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+)  # fmt: skip
+"""Settings of how to write a text, which older checkpoints have in config.json."""
+
+
+def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint's generation_config.json, or what of it its config.json holds.
+
+    As transformers does, the second is read only where there is no such file.
+    Raises: CheckpointError for a file that cannot be read.
+    """
+    if (checkpoint.folder / GENERATION_CONFIG).is_file():
+        return _generation_settings(checkpoint)
+    return {k: checkpoint.config[k] for k in SETTINGS if checkpoint.config.get(k) is not None}
+
+
 def shares_encoder(target: tuple[Path, Path], draft: tuple[Path, Path]) -> bool:
     """Tell whether a draft reads the hidden states of its target: they are the same, bit for bit.
 
@@ -581,17 +602,21 @@ def _same_bytes(one: MappedWeight, other: MappedWeight | None) -> bool:
 
 def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
     """Return a setting and the file it is from."""
-    path = checkpoint.folder / "generation_config.json"
+    value = _generation_settings(checkpoint).get(key)
+    if value is None:
+        return checkpoint.folder / "config.json", checkpoint.config.get(key)
+    return checkpoint.folder / GENERATION_CONFIG, value
+
+
+def _generation_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    path = checkpoint.folder / GENERATION_CONFIG
     try:
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds {short(settings)}; expected an object, fetch it again")
-    value = settings.get(key)
-    if value is None:
-        return checkpoint.folder / "config.json", checkpoint.config.get(key)
-    return path, value
+    return settings
 
 
 def _check_id(checkpoint: Checkpoint, path: Path, key: str, value: Any) -> int:

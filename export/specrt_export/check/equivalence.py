@@ -26,7 +26,7 @@ from specrt_export.portable.graph import (
     padded,
 )
 from specrt_export.scored_entries import model_entries
-from specrt_export.task import SPEECH
+from specrt_export.task import SPEECH, ModelTask
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
 """Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
@@ -232,7 +232,7 @@ class Reference:
         assert task is not None, "a checkpoint that has a graph is for something"
         self.task = task
         if checkpoint.coded or entries is not None:
-            self.model = _filled(checkpoint, None if entries is None else len(entries))
+            self.model = _filled(checkpoint, task, None if entries is None else len(entries))
             return
         with quiet(), no_progress_bar():
             loaded: Any = task.loader(str(checkpoint.config["model_type"])).from_pretrained(
@@ -274,19 +274,18 @@ class Reference:
         return logits
 
 
-def _filled(checkpoint: Checkpoint, scored: int | None) -> Any:
+def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
     """Return the model of a checkpoint that transformers does not load itself.
 
     Codes become the floats that they stand for; of a draft of some entries, so many are `scored`.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from specrt_export.portable.trace import project_on, quiet, stored_names
 
     with quiet(), no_progress_bar(), torch.no_grad():
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(
+        model = task.loader(str(checkpoint.config["model_type"])).from_config(
             AutoConfig.from_pretrained(checkpoint.folder),
             dtype=torch.float32,
             attn_implementation="eager",
@@ -297,6 +296,9 @@ def _filled(checkpoint: Checkpoint, scored: int | None) -> Any:
             names = stored_names(model)
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(checkpoint.floats(names.get(name, name))))
+        for name, buffer in model.named_buffers():
+            if name in checkpoint.weights:
+                buffer.copy_(torch.from_numpy(checkpoint.floats(name)))
     return model.eval()
 
 
@@ -405,12 +407,16 @@ def _compare_conditioned(
     sources = random_sources(source, (FAR, FAR // 3), encodes=encodes)
     run.condition(sources)
     length = min(FAR, run.geometry.max_positions)
+    last = min(PAST_WINDOW, length // 2)
     tokens = _random_tokens(run.geometry.vocab_size, length, 4)
     run.reset(batch=2, length=length)
-    rows = range(max(0, length - CHUNK - PAST_WINDOW), length - CHUNK)
-    run(tokens[:, : length - len(rows)], [0, 0], range(1))
-    output = run(tokens[:, -len(rows) :], [length - len(rows)] * 2, range(len(rows)))
-    compare("far", output, reference.of(sources)(tokens)[:, -len(rows) :])
+    run(tokens[:, : length - last], [0, 0], range(1))
+    # One row at the end of its text, the other back in the middle, over keys that are its own.
+    start = [length - last, length // 2 - last]
+    piece = np.stack([tokens[row, at : at + last] for row, at in enumerate(start)])
+    expected = reference.of(sources)(tokens)
+    expected = np.stack([expected[row, at : at + last] for row, at in enumerate(start)])
+    compare("far", run(piece, start, range(last)), expected)
 
 
 def random_sources(

@@ -45,6 +45,11 @@ RECURRENT_TYPES = frozenset((
 # fmt: on
 ALIBI_TYPES = frozenset(("bloom", "mpt"))
 
+BLOCK_SPARSE = "block_sparse"
+
+DEFAULT_ATTENTION = {"bigbird_pegasus": BLOCK_SPARSE}
+"""What the attention_type of a config is that leaves it out."""
+
 INSTEAD = "Export a decoder whose layers all use softmax attention over a KV cache"
 
 
@@ -56,7 +61,7 @@ def check_support(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ExportError("config.json has no model_type; expected one that transformers knows")
-    for find in (_layers, _experts, _positions, _known, _interface):
+    for find in (_layers, _experts, _positions, _known, _interface, _blocks):
         reason = find(kind, config)
         if reason:
             raise ExportError(f"{kind} cannot be exported: {reason}")
@@ -70,6 +75,11 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
         return (
             f"it has layers with a recurrent state{named}, which cannot be rolled back when a "
             f"drafted token is rejected. {INSTEAD}"
+        )
+    if isinstance(config.get("decoder"), Mapping):
+        return (
+            "its encoder and its decoder have a config each. Export an encoder-decoder that has "
+            "one, such as T5, BART, Marian or Whisper"
         )
     if "text_config" in config:
         return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
@@ -148,6 +158,17 @@ def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
         return (
             f"transformers' {model.__name__} computes attention itself, not through the "
             f"attention interface that the exporter replaces. {INSTEAD}"
+        )
+    return None
+
+
+def _blocks(kind: str, config: Mapping[str, Any]) -> str | None:
+    # Seen in its config alone: such an encoder attends to all of a source that is short.
+    if config.get("attention_type", DEFAULT_ATTENTION.get(kind)) == BLOCK_SPARSE:
+        return (
+            "its encoder attends to blocks of a long source, and to all of a short one "
+            f'(attention_type is {BLOCK_SPARSE!r}). Set it to "original_full" in config.json, or '
+            "export another model"
         )
     return None
 

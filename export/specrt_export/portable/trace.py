@@ -27,6 +27,7 @@ from specrt.errors import ExportError
 from specrt_export.heads.eagle3_format import HIDDEN, KIND, Head
 from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection
 from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
+from specrt_export.task import normalized
 
 # Example sizes, all different, so that no two symbols can be taken for one.
 BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
@@ -274,7 +275,8 @@ def measure(model: Any, hook: Hook) -> Geometry:
     Raises: ExportError if its layers do not all keep keys and values of one shape.
     """
     config = model.config
-    probe = Probe(config.num_hidden_layers, WIDTH)
+    layers = int(normalized(config).num_layers)
+    probe = Probe(layers, WIDTH)
     positions = torch.arange(WIDTH).unsqueeze(0)
     hook.begin(positions)
     model(
@@ -283,7 +285,6 @@ def measure(model: Any, hook: Hook) -> Geometry:
         past_key_values=probe,
         use_cache=True,
     )
-    layers = config.num_hidden_layers
     shapes = {shape for pair in probe.shapes.values() for shape in pair}
     if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
         raise ExportError(
