@@ -318,7 +318,7 @@ class RequestFactory:
             )
         options: dict[str, Any] = {
             name: value
-            for name, value in {}.items()
+            for name, value in self._models.options.items()
             if getattr(params, name) is None
         }
         if "min_tokens" in options:

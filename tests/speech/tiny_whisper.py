@@ -50,8 +50,9 @@ SIZES = {
 GENERATION = {
     **SETTINGS, "max_length": LENGTH, "is_multilingual": True,
     "bos_token_id": END, "pad_token_id": END,
-    "suppress_tokens": [40, 41, START, NO_SPEECH], "begin_suppress_tokens": [32, END],
+    "suppress_tokens": [40, START, NO_SPEECH, 918, 1018], "begin_suppress_tokens": [END, 355, 608],
 }  # fmt: skip
+"""Some of the suppressed are what the model would often say."""
 
 
 def save_pair(folder: Path) -> Path:
