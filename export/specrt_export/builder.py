@@ -63,6 +63,7 @@ from specrt_export.inputs import (
     quantized_sources,
     read_calibration,
     read_source_pairs,
+    read_speech_pairs,
     shares_encoder,
 )
 from specrt_export.measured_model import MeasuredModel, ModelTrials
@@ -237,10 +238,9 @@ def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
     task = model_task(model)
     if task.name == SPEECH:
-        raise BuildError(
-            f"{recipe.path}: quality.calibration is text, and {target.origin} reads speech, which "
-            "is not measured yet; store it as fp32, fp16 or bf16, without a calibration text"
-        )
+        start, sizes = decoder_start(target, task.name), target.config
+        shape = sizes.get("num_mel_bins", 0), 2 * sizes.get("max_source_positions", 0)
+        return read_speech_pairs(path, tokenizer, start, length, shape)
     if task.conditioned:
         start = decoder_start(target, task.name)
         return read_source_pairs(path, tokenizer, start, length, most_source(recipe, target))

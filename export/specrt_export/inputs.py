@@ -187,7 +187,7 @@ def read_source_pairs(
             f"quality.calibration: {path} is no .jsonl file, and the model makes its text of a "
             f"source; {expected}"
         )
-    pairs: list[tuple[Tokens, Tokens]] = []
+    pairs: list[tuple[Source, Tokens]] = []
     try:
         for line in read_prompts(path):
             if not line.completion.strip() or not line.text.strip():
@@ -201,12 +201,54 @@ def read_source_pairs(
                 pairs.append((source, np.array(text, np.int64)))
     except RequestError as error:
         raise BuildError(f"quality.calibration: {error}") from error
+    return _of_sources(path, pairs)
+
+
+def read_speech_pairs(
+    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, shape: tuple[int, int]
+) -> CalibrationPieces:
+    """Read features of speech and texts of them from JSON lines, as a model of speech is scored on.
+
+    A line is `{"features": "FILE.npy", "completion": TEXT}`; files lie beside the one that names
+    them, and hold what the checkpoint's feature extractor makes, of a `shape` [C, F]. Texts begin
+    with `start`, and are cut at `context` tokens.
+    Raises: BuildError for a file that is missing, malformed or too short.
+    """
+    expected = (
+        'expected lines such as {"features": "FILE.npy", "completion": "TEXT"}, with features of '
+        f"type float32 and shape {list(shape)}, as the checkpoint's feature extractor makes them"
+    )
+    pairs: list[tuple[Source, Tokens]] = []
+    try:
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
+        for number, line in enumerate(lines, 1):
+            place = f"quality.calibration: {path}, line {number} of those that are not blank"
+            named = json.loads(line)
+            features = np.load(path.parent / named["features"], allow_pickle=False)
+            if features.shape != shape or features.dtype.kind != "f":
+                raise BuildError(
+                    f"{place}, has features of type {features.dtype} and shape "
+                    f"{list(features.shape)}; {expected}"
+                )
+            text = [*start, *tokenizer.encode(named["completion"], special=False)][:context]
+            pairs.append((features.astype(np.float32), np.array(text, np.int64)))
+    except RequestError as error:
+        raise BuildError(f"quality.calibration: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BuildError(f"{place}, cannot be read ({error}); {expected}") from error
+    return _of_sources(path, pairs)
+
+
+def _of_sources(path: Path, pairs: Sequence[tuple[Source, Tokens]]) -> CalibrationPieces:
+    """Return pairs from the whole file, whose texts come to `MOST` tokens.
+
+    Raises: BuildError for fewer than `FEWEST`.
+    """
     total = sum(len(text) for _, text in pairs)
     if total < FEWEST:
         raise BuildError(
-            f"quality.calibration: {path} comes to {total} tokens of texts whose sources have up "
-            f"to {max_source}; expected {FEWEST} or more, of texts like what the model will be "
-            "used for"
+            f"quality.calibration: {path} comes to {total} tokens of texts whose sources fit; "
+            f"expected {FEWEST} or more, of texts like what the model will be used for"
         )
     chosen = [pairs[at] for at in _spread(len(pairs), MOST * len(pairs) // total)]
     return CalibrationPieces([t for _, t in chosen], [], [source for source, _ in chosen])
