@@ -22,6 +22,7 @@ from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
+from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.heads.eagle3_format import Head, is_head, read_head
 from specrt_export.portable.attachment import is_attached
@@ -105,9 +106,6 @@ def _filler(token: str | None) -> bool:
 def _shown(token: str | None) -> str:
     return "no token" if token is None else repr(token)
 
-
-HEADS_RUN_ON = "ort-cpu"
-"""The backend that has engines for heads, and for drafts that score some entries only."""
 
 PIECE = 512
 """Tokens that are scored one after another, the earlier ones as context of the later."""
@@ -209,11 +207,11 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
                 "no head, but a model; remove it"
             )
         entries = model_entries(draft.checkpoint)
-        if entries is not None and recipe.backend_of("draft") != HEADS_RUN_ON:
+        if entries is not None and not recipe.spec_of("draft").heads:
             raise BuildError(
                 f"{recipe.path}: {draft.checkpoint.origin} scores {len(entries)} entries only, and "
                 f"{recipe.backend_of('draft')} runs no such draft yet: build the pair for "
-                f"{HEADS_RUN_ON}, or with a draft that scores all"
+                f"{_run_heads()}, or with a draft that scores all"
             )
         return [found[0], replace(draft, entries=entries)]
     _check_head(recipe, found)
@@ -227,19 +225,26 @@ def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
 
     Raises: BuildError.
     """
-    for model in inputs:
-        source, backend = recipe.sources[model.role], recipe.backend_of(model.role)
+    backends = [recipe.backend_of(model.role) for model in inputs]
+    for model, backend in zip(inputs, backends, strict=True):
+        source = recipe.sources[model.role]
         refused = {
             f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
                 model.graph is not None,
-            f"{backend} runs no heads yet: build the pair for {HEADS_RUN_ON}, or with a draft "
-            "model": backend != HEADS_RUN_ON,
+            f"{backend} runs no heads yet: build the pair for {_run_heads()}, or with a draft "
+            "model": not recipe.spec_of(model.role).heads,
+            f"its backend is {backends[-1]} and the target's {backends[0]}, and it reads what the "
+            "target leaves in memory: name one for both": backends[0] != backends[-1],
             f"{model.role}.bits is {source.bits!r}, and a head's are not chosen: set `precision`":
                 bool(source.bits) and model.role == "draft",
         }  # fmt: skip
         for problem, found in refused.items():
             if found:
                 raise BuildError(f"{recipe.path}: the draft is a head; {problem}")
+
+
+def _run_heads() -> str:
+    return " or ".join(name for name, spec in COMPILERS.items() if spec.heads)
 
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from specrt.engine.head_engine import HeadEngine
 from specrt.engine.protocol import Feed
 from specrt.errors import BuildError, ExportError
-from specrt_export.check.equivalence import PARITY_TOLERANCE, TOLERANCES, Reference, passes
+from specrt_export.check.equivalence import (
+    PARITY_TOLERANCE,
+    TOLERANCES,
+    Reference,
+    misread,
+    passes,
+    reachable,
+)
+from specrt_export.compile.tensorrt_compiler import LoweredHead
 from specrt_export.heads.eagle3_format import Head
 from specrt_export.heads.eagle3_module import load_head
 from specrt_export.portable.graph import GraphRun, Tokens
@@ -89,13 +97,32 @@ def check_head_engine(
 ) -> float:
     """Run a head's engine and its portable graph on the same tokens; return the largest error.
 
-    Every width twice, the second time over stale keys, each followed by recursive passes.
-    Raises: BuildError above the tolerance of `compute`.
+    Every width twice, the second time over stale keys, each followed by recursive passes. A lowered
+    graph goes on at the end of the context, over copies of the keys written so far.
+    Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
+    are not those of the logits beside them.
     """
-    features, worst = engine.features, 0.0
-    batch, length, _ = features.shape
+    batch, length, _ = engine.features.shape
     near = [(s, w) for s, w in passes(engine.geometry, length - 2, widths)]
-    reference.reset(batch, max(start + width for start, width in near) + 2)
+    reach = max(start + width for start, width in near) + 2
+    if isinstance(engine, LoweredHead):
+        reach = reachable(engine, reach)
+    reference.reset(batch, reach)
+    worst = _compare(reference, engine, near, compute)
+    if isinstance(engine, LoweredHead):
+        filled = near[0][1]
+        reference.repeat(filled)
+        engine.repeat(filled)
+        far = [(reach - 2 - width, width) for width in widths]
+        worst = max(worst, _compare(reference, engine, far, compute))
+    return worst
+
+
+def _compare(
+    reference: GraphRun, engine: HeadEngine, near: list[tuple[int, int]], compute: str
+) -> float:
+    """Run passes (start, width) with both, and a recursive one behind each."""
+    features, worst, batch = engine.features, 0.0, engine.batch
     rng, wanted = np.random.default_rng(0), ("logits", "argmax", "state")
     for start, width in near:
         tokens = rng.integers(0, engine.geometry.vocab_size, (batch, width))
@@ -103,17 +130,19 @@ def check_head_engine(
         rows = range(width - scored, width)
         found = reference.outputs(wanted, tokens, [start] * batch, rows, hidden=hidden)
         feeds = [Feed(r, tokens[r].tolist(), start + 1, scored) for r in range(batch)]
-        worst = max(worst, _agree(engine, feeds, found, compute))
+        worst = max(worst, _agree(reference, engine, feeds, found, compute))
         state = found[2][:, -1:]
         tokens = rng.integers(0, engine.geometry.vocab_size, (batch, 1))
         end = start + width
         found = reference.outputs(wanted, tokens, [end] * batch, [0], hidden=state)
         feeds = [Feed(r, tokens[r].tolist(), end + 1, 1, recursive=True) for r in range(batch)]
-        worst = max(worst, _agree(engine, feeds, found, compute))
+        worst = max(worst, _agree(reference, engine, feeds, found, compute))
     return worst
 
 
-def _agree(engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str) -> float:
+def _agree(
+    reference: GraphRun, engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str
+) -> float:
     worst, outputs = 0.0, engine.forward_rows(feeds)
     for row, output in enumerate(outputs):
         parts: Any = output
@@ -126,6 +155,11 @@ def _agree(engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str
                     f"{TOLERANCES[compute]:.0e}. This is a defect of the lowering: please report it"
                 )
             worst = max(worst, error)
+        if wrong := misread(output, reference.entries):
+            raise BuildError(
+                f"the head's engine has a wrong {wrong} at position {feeds[row].start}. This is a "
+                "defect of the lowering: please report it"
+            )
     return worst
 
 

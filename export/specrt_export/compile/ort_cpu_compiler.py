@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
@@ -21,8 +20,14 @@ from specrt.engine.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
-from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
-from specrt_export.heads.eagle3_format import HIDDEN, KIND
+from specrt_export.compile.compiler import (
+    CompiledModel,
+    GraphSource,
+    LoweredModel,
+    MadeUpTarget,
+    Progress,
+)
+from specrt_export.heads.eagle3_format import KIND
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
@@ -34,7 +39,14 @@ from specrt_export.lower.lazy_tensor import (
 )
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.portable.external_data import disk_full
-from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
+from specrt_export.portable.graph import (
+    MODEL_TYPE,
+    check_length,
+    facts_of,
+    feature_width,
+    geometry_of,
+    read_graph,
+)
 from specrt_export.recipe import Recipe
 from specrt_export.recipe_tables import EngineOptions
 
@@ -86,13 +98,6 @@ class OrtCpuCompiler:
     ) -> CompiledModel:
         """Put the engine in its place."""
         return move_engine(lowered, out)
-
-
-class MadeUpTarget:
-    """What a head reads where there is no target: features that are the same every time."""
-
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 @contextmanager
@@ -158,14 +163,6 @@ def compile_ort_cpu(
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
     features = feature_width(portable)
     return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size, features)
-
-
-def feature_width(portable: onnx.ModelProto) -> int:
-    """Return the width of what a graph leaves for a head, or reads as one; 0 of others."""
-    values = [o for o in portable.graph.output if o.name == "feature"]
-    values += [i for i in portable.graph.input if i.name == HIDDEN]
-    widths = [int(value.type.tensor_type.shape.dim[-1].dim_value) for value in values]
-    return max(widths, default=0)
 
 
 _OPTIMISED = "optimised.onnx"

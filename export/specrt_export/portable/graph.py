@@ -16,6 +16,7 @@ from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
 from specrt.errors import BuildError, CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.portable.external_data import (
     MappedWeight,
     external_tensors,
@@ -92,6 +93,14 @@ def geometry_of(model: onnx.ModelProto) -> Geometry:
         raise ExportError(
             f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
         ) from error
+
+
+def feature_width(model: onnx.ModelProto) -> int:
+    """Return the width of what a graph leaves for a head, or reads as one; 0 of others."""
+    values = [o for o in model.graph.output if o.name == "feature"]
+    values += [i for i in model.graph.input if i.name == HIDDEN]
+    widths = [int(value.type.tensor_type.shape.dim[-1].dim_value) for value in values]
+    return max(widths, default=0)
 
 
 def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
