@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
 from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
-from specrt.engine.head_engine import TrimmedEngine
-from specrt.engine.protocol import Engine, FusedRounds, PackedEngine
+from specrt.engine.head_engine import trimmed
+from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -208,8 +208,8 @@ def _open_model(
     if (model.kind or model.vocab_map) and not backend_of(manifest, model).heads:
         raise BundleError(
             f"{bundle.path} has a draft that is a head or scores some entries only, which "
-            f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
-            "whole draft model"
+            f"{manifest.backend_of(model)} does not run yet; build it for another "
+            "backend, or with a whole draft model"
         )
     engine = open_engine(
         manifest.backend_of(model),
@@ -233,8 +233,7 @@ def _open_model(
             )
         if entries is None:
             return engine
-        assert isinstance(engine, PackedEngine), "backends that run heads pack rows"
-        return TrimmedEngine(engine, entries)
+        return trimmed(engine, entries)
     except BaseException:
         engine.close()
         raise

@@ -262,11 +262,13 @@ def _tensorrt(name: str) -> Backend:
         max_length: int, max_width: int, beside: Engine | None, **_: Any,
     ) -> Engine:  # fmt: skip
         from specrt.engine.tensorrt.engine import open_tensorrt
+        from specrt.engine.tensorrt.head import beside_target
 
-        return open_tensorrt(
+        engine = open_tensorrt(
             path, geometry, files=files, backend=name, batch=batch, max_length=max_length,
             max_width=max_width, beside=beside,
         )  # fmt: skip
+        return beside_target(engine, beside)
 
     def library() -> str:
         from specrt.engine.tensorrt.library import open_library
@@ -298,7 +300,7 @@ def _tensorrt(name: str) -> Backend:
 
     return Backend(
         open_plan, library, missing, missing_to_build=missing_to_build, facts=facts,
-        fused_rounds=rounds,
+        fused_rounds=rounds, heads=True,
     )  # fmt: skip
 
 

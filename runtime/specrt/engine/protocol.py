@@ -151,6 +151,18 @@ def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
         )
 
 
+def check_copy(engine: Engine, source: int, to: int, length: int) -> None:
+    """Refuse to copy what no row has.
+
+    Raises: EngineError.
+    """
+    if not {source, to} <= {*range(engine.batch)} or not 0 <= length <= engine.max_length:
+        raise EngineError(
+            f"{length} positions of row {source} were to be copied to row {to}; expected rows from "
+            f"0 to {engine.batch - 1}, and up to {engine.max_length} positions"
+        )
+
+
 @dataclass(frozen=True)
 class CudaGraphs:
     """How passes are launched on a GPU: engines that capture any tell it as `cuda_graphs`."""
