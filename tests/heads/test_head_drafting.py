@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 import specrt
 from heads.conftest import VOCABULARY
+from specrt.engine.protocol import rows_of
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -109,15 +111,18 @@ class Rounds:
         return same
 
 
+rows = lru_cache(rows_of)
+
+
 def run(passes: Any) -> Any:
-    """Run passes on the first row of packed engines; return their result."""
+    """Run passes on the first row of engines; return their result."""
     output = None
     while True:
         try:
             pass_ = passes.send(output)
         except StopIteration as end:
             return end.value
-        (output,) = pass_.engine.forward_rows((pass_.feed(0),))
+        (output,) = rows(pass_.engine).forward_rows((pass_.feed(0),))
 
 
 def agreement(generator: Generator, draft: Draft, seeds: range, rounds: int) -> list[bool]:
