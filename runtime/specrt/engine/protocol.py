@@ -317,6 +317,10 @@ class PaddedRows:
             for feed, end in zip(feeds, ends, strict=True)
         ]
 
+    def copied(self, source: int, to: int, length: int) -> None:
+        """Note that the engine holds the first `length` tokens of a row in another one, too."""
+        self._prefixes[to] = self._prefixes[source][:length]
+
     def _split(self, feeds: Sequence[Feed], width: int) -> Sequence[Output]:
         """Run the first of the widest alone, after the others, whose outputs are copied."""
         at = next(i for i, feed in enumerate(feeds) if len(feed.tokens) == width)

@@ -12,6 +12,7 @@ from specrt.engine.protocol import (
     Engine,
     Feed,
     Output,
+    PaddedRows,
     check_bounds,
     check_copy,
     rows_of,
@@ -122,6 +123,8 @@ class TensorRtHead:
         except EngineError as error:
             self.engine.end(error)
             raise
+        if isinstance(self._rows, PaddedRows):
+            self._rows.copied(source, to, max(0, length - 1))
 
 
 def beside_target(engine: TensorRtEngine, beside: Engine | None) -> Engine:
