@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import specrt
-from heads.conftest import RECIPE, SCORED, WIDTH
+from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH
 from heads.test_head_drafting import PROMPTS, SETTINGS, Torch, agreement
 from shared import locked, shared_folder
 from specrt.bundle import Bundle
@@ -38,7 +41,7 @@ from support.tensorrt_double import library_double
 
 RTX = "tensorrt-rtx"
 GAMMAS = (1, 2, 4)
-Built = Callable[[str, int], Path]
+Built = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +51,8 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
     root = shared_folder(tmp_path_factory) / "tensorrt-heads"
     root.mkdir(exist_ok=True)
 
-    def once(version: str, batch: int) -> Path:
-        folder = root / f"{version or 'new'}-{batch}"
+    def once(version: str, batch: int, draft: Path = bundle.parent / "head") -> Path:
+        folder = root / f"{draft.name}-{version or 'new'}-{batch}"
         with locked(folder.with_suffix(".lock")), pytest.MonkeyPatch.context() as patched:
             if (folder / "bundle").exists():
                 return folder / "bundle"
@@ -61,7 +64,7 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
                 return compiles(self, lowered, *places)
 
             patched.setattr(TensorRtCompiler, "compile", kept)
-            text = RECIPE.format(target=target, head=bundle.parent / "head")
+            text = RECIPE.format(target=target, head=draft)
             text = text.replace("batch = 2", f'batch = {batch}\nbackend = "{RTX}"')
             text = text.replace("[1, 2, 3, 4, 5, 6, 7, 8]", str(list(GAMMAS)))
             text += 'precision = "fp32"\n[tensorrt]\ncandidates = 0\n'
@@ -122,8 +125,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def load(gpu: Gpu, built: Built, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Generator]:
     """Open the pair on that machine."""
 
-    def loaded(version: str = "", batch: int = 1) -> Generator:
-        folder = built(version, batch)
+    def loaded(version: str = "", batch: int = 1, **draft: Path) -> Generator:
+        folder = built(version, batch, **draft)
         library = gpu.library(folder)
         monkeypatch.setattr(opening, "open_library", lambda backend: library)
         return specrt.load(folder, threads=1, text_memory_bytes=0)
@@ -151,9 +154,9 @@ def test_drafts_are_those_of_torch_after_any_rounds(
 ) -> None:
     """Rolled back anywhere, after rounds without the head, prompts in several passes."""
     with load(version, batch) as generator:
-        found = agreement(generator, Torch(target, head), range(4), 8)
+        found = agreement(generator, Torch(target, head), range(2), 8)
         captured = generator.models.cuda_graphs
-    assert len(found) == 32
+    assert len(found) == 16
     assert all(found)
     assert captured is not None
     assert captured.captured > 1
@@ -319,6 +322,56 @@ def test_the_parts_of_a_pair_say_what_they_hand_over(built: Built) -> None:
     assert (target.scored, head.scored) == (manifest.target.geometry.vocab_size, SCORED)
     names = [profile.name for profile in head.profiles]
     assert names == ["prefill", "decode", "catch-up", "catch-up 3", "catch-up 4", "catch-up 5"]
+
+
+@pytest.fixture(scope="session")
+def trimmed(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first layer of the target, which scores some entries of the vocabulary."""
+    folder = tmp_path_factory.mktemp("draft") / "trimmed"
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {"num_hidden_layers": 1, "draft_vocab_size": SCORED}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = load_file(folder / "model.safetensors")
+    kept = {n: w for n, w in weights.items() if ".layers." not in n or ".layers.0." in n}
+    ids = torch.sort(torch.randperm(VOCABULARY)[:SCORED]).values
+    kept |= {"lm_head.weight": kept["lm_head.weight"][ids], "d2t": ids - torch.arange(SCORED)}
+    save_file({n: w.contiguous() for n, w in kept.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_drafts_of_some_entries_are_those_of_a_cpu(
+    load: Callable[..., Generator], target: Path, trimmed: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE.format(target=target, head=trimmed), encoding="utf-8")
+    build(read_recipe(recipe), tmp_path / "bundle")
+    with specrt.load(tmp_path / "bundle", threads=1, text_memory_bytes=0) as generator:
+        wanted = answers(generator)
+    with load(draft=trimmed) as generator:
+        draft = generator.models.draft
+        assert isinstance(draft, TrimmedEngine)
+        assert isinstance(draft.engine, TensorRtEngine)
+        assert draft.engine.scored == SCORED
+        assert answers(generator) == wanted
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_a_pair_with_a_head_builds_in_every_precision(
+    target: Path, bundle: Path, tmp_path: Path, precision: str
+) -> None:
+    """The build compares its lowered graphs with the portable ones, and lints its plans."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
+    words = np.random.default_rng(0).integers(0, VOCABULARY, 400)
+    lines = [f'{{"prompt": "t{word}"}}\n' for word in words]
+    (tmp_path / "words.jsonl").write_text("".join(lines), encoding="utf-8")
+    text = RECIPE.format(target=target, head=bundle.parent / "head").partition("batch = 2")[0]
+    text += f'batch = 1\ngammas = [1]\nbackend = "{RTX}"\nprecision = "{precision}"\n'
+    text += '[quality]\ncalibration = "words.jsonl"\nmax_kl = 9\nmin_top1 = 0\nmin_acceptance = 0\n'
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
+    record = read_engine_record(tmp_path / "bundle" / "draft" / FILE_NAME)
+    assert (record.hidden, record.scored) == (WIDTH, SCORED)
 
 
 def test_a_head_beside_another_target_is_refused(

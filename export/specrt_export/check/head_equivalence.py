@@ -121,7 +121,10 @@ def check_head_engine(
 def _compare(
     reference: GraphRun, engine: HeadEngine, near: list[tuple[int, int]], compute: str
 ) -> float:
-    """Run passes (start, width) with both, and a recursive one behind each."""
+    """Run passes (start, width) with both, and a recursive one behind each.
+
+    Both go on from the engine's state, so that each pass is judged by what it adds.
+    """
     features, worst, batch = engine.features, 0.0, engine.batch
     rng, wanted = np.random.default_rng(0), ("logits", "argmax", "state")
     for start, width in near:
@@ -130,20 +133,22 @@ def _compare(
         rows = range(width - scored, width)
         found = reference.outputs(wanted, tokens, [start] * batch, rows, hidden=hidden)
         feeds = [Feed(r, tokens[r].tolist(), start + 1, scored) for r in range(batch)]
-        worst = max(worst, _agree(reference, engine, feeds, found, compute))
-        state = found[2][:, -1:]
+        error, state = _agree(reference, engine, feeds, found, compute)
+        worst = max(worst, error)
         tokens = rng.integers(0, engine.geometry.vocab_size, (batch, 1))
         end = start + width
         found = reference.outputs(wanted, tokens, [end] * batch, [0], hidden=state)
         feeds = [Feed(r, tokens[r].tolist(), end + 1, 1, recursive=True) for r in range(batch)]
-        worst = max(worst, _agree(reference, engine, feeds, found, compute))
+        error, _ = _agree(reference, engine, feeds, found, compute)
+        worst = max(worst, error)
     return worst
 
 
 def _agree(
     reference: GraphRun, engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str
-) -> float:
-    worst, outputs = 0.0, engine.forward_rows(feeds)
+) -> tuple[float, Floats]:
+    """Return the largest error of a pass, and the engine's last states, [batch, 1, width]."""
+    worst, states, outputs = 0.0, [], engine.forward_rows(feeds)
     for row, output in enumerate(outputs):
         parts: Any = output
         for name, expected in (("logits", found[0]), ("state", found[2])):
@@ -160,7 +165,8 @@ def _agree(
                 f"the head's engine has a wrong {wrong} at position {feeds[row].start}. This is a "
                 "defect of the lowering: please report it"
             )
-    return worst
+        states.append(parts.state[0, -1:].copy())
+    return worst, np.stack(states)
 
 
 def _held(name: str, found: Floats, expected: Floats, graph: Path) -> float:
