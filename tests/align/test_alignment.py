@@ -24,9 +24,9 @@ from specrt.traces import read_index, read_texts
 from specrt_export.align import trainer
 from specrt_export.align.alignment import KINDS, RECORD, Alignment, AlignmentOptions, Outcome
 from specrt_export.align.draft_sources import DraftSource
-from specrt_export.align.prediction import accepted, tokens_per_round
+from specrt_export.align.prediction import accepted, rounds_of, tokens_per_round
 from specrt_export.align.sparse_loss import LOSSES, SparseTarget, overlap, sparse_loss
-from specrt_export.align.trace_batches import TraceWindow, cut, split
+from specrt_export.align.trace_batches import TraceBatch, TraceWindow, cut, split
 from specrt_export.align.trainer import TrainingOptions
 from specrt_export.builder import build
 from support.quantized_folders import Gptq, write_folder
@@ -89,8 +89,10 @@ class SaidDraft:
     def __init__(self, said: torch.Tensor) -> None:
         self._said = said
 
-    def steps(self, tokens: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 1, self._said[None]
+    def steps(
+        self, batch: TraceBatch, begins: torch.Tensor, count: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield self._said, torch.arange(len(self._said))
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -104,8 +106,7 @@ def test_sampled_texts_are_judged_as_rejection_does() -> None:
         np.zeros(count + 1, np.int64), 1, whole.ids.int().numpy(),
         whole.logprobs.half().numpy(), whole.rest.numpy(), "",
     )  # fmt: skip
-    said = torch.cat([logits, torch.zeros(1, 30)])
-    (found,) = accepted(SaidDraft(said), [window], 1, None, temperature)
+    (found,) = accepted(SaidDraft(logits), [window], 1, None, temperature)
     colder = torch.softmax(p.log() / temperature, -1)
     wanted = torch.minimum(colder, torch.softmax(logits / temperature, -1)).sum(-1).mean()
     assert found.accepted.mean() == pytest.approx(float(wanted), abs=0.03)
@@ -157,7 +158,9 @@ def test_what_is_predicted_is_what_decoding_does(
                 assert done.token_ids == text.answer.tolist()
                 emitted += len(done.token_ids) - 1
                 rounds += len(done.speculation.log)
-            assert tokens_per_round(found, gamma) == pytest.approx(emitted / rounds, rel=0.01)
+            assert tokens_per_round(rounds_of(found, gamma)) == pytest.approx(
+                emitted / rounds, rel=0.01
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -52,6 +52,10 @@ _LEAST_ENTRIES = 16
 @click.option("--reads", metavar="N,N,N",
               help="With --kind head: the target's layers whose inputs a new head reads.  "
               "[default: an early, a middle and a late one]")  # fmt: skip
+@click.option("--drafter", type=click.Choice(("model", "cascade")), default="model",
+              show_default=True,
+              help="What the draft is for: model, to draft every round; cascade, to draft what "
+              "lookup leaves. It is trained and judged for that.")  # fmt: skip
 @click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="How long to train; 0 trains nothing.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1),
@@ -71,6 +75,7 @@ def command(
     entries: str | None,
     depth: int | None,
     reads: str | None,
+    drafter: str,
     minutes: float,
     steps: int | None,
     loss: str,
@@ -98,7 +103,9 @@ def command(
         plan = read_recipe(recipe)
         costs, whose = _costs(plan, bundle)
         training = TrainingOptions(loss, minutes, steps or 0, learning_rate, seed=seed)
-        options = AlignmentOptions(kind, depth or 0, read, kept, training)
+        options = AlignmentOptions(kind, depth or 0, read, kept,
+            drafter, training,
+        )  # fmt: skip
         alignment = Alignment(plan, traces, options, costs, out.with_name(f"{out.name}.state"))
         index = alignment.index
         print(
