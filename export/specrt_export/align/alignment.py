@@ -30,10 +30,10 @@ from specrt_export.align.draft_sources import (
     stored_weights,
 )
 from specrt_export.align.prediction import (
+    MeasuredCosts,
     Prediction,
     TextAcceptance,
     accepted,
-    drafts_of,
     predictions,
 )
 from specrt_export.align.trace_batches import TraceWindow, cut, split
@@ -106,8 +106,8 @@ class Alignment:
     """
 
     def __init__(
-        self, recipe: Recipe, traces: Path, options: AlignmentOptions, costs: Costs | None,
-        state: Path,
+        self, recipe: Recipe, traces: Path, options: AlignmentOptions,
+        costs: MeasuredCosts | None, state: Path,
     ) -> None:  # fmt: skip
         self._options, self._state = options, state
         inputs = find_inputs(recipe)
@@ -140,7 +140,7 @@ class Alignment:
         Goes on from the state of a run that was killed. Raises: BuildError.
         """
         show(0.0, "measure the draft there is")
-        before, share = self._before()
+        before, measured = self._before()
         source = self._begun()
         options = self._options.training
         if options.steps or options.minutes:
@@ -158,25 +158,25 @@ class Alignment:
         source.round()
         show(1.0, "measure the new draft")
         after = self._accepted(source)
-        costs = self._costs_of(source, share)
+        costs = self._costs_of(source, measured)
         return source, Outcome(before, predictions(after, costs, self._most))
 
-    def _before(self) -> tuple[tuple[Prediction, ...], float | None]:
-        """Return what the recipe's draft is worth, and what it reads of what the target does."""
+    def _before(self) -> tuple[tuple[Prediction, ...], int | None]:
+        """Return what the recipe's draft is worth, and how many weights it reads for a token."""
         source = self._of_recipe()
         texts = self._accepted(source) if source is not None else _nothing(self._measured)
-        share = None if source is None else source.read / stored_weights(self._target.checkpoint)
-        costs = self._costs_of(source, share)
+        read = None if source is None else source.read
+        costs = self._costs_of(source, read)
         drafted = source is not None or self._options.drafter == "cascade"
-        return predictions(texts, costs, self._most if drafted else 0), share
+        return predictions(texts, costs, self._most if drafted else 0), read
 
-    def _costs_of(self, source: DraftSource | None, measured: float | None) -> Costs:
-        """Return what passes cost with a draft; `measured` is the share of the recipe's own."""
-        costs = self._costs or Costs.assume(self._most)
-        if source is None:
-            return costs
-        share = source.read / stored_weights(self._target.checkpoint)
-        return drafts_of(costs, share, None if costs.assumed else measured)
+    def _costs_of(self, source: DraftSource | None, measured: int | None) -> Costs:
+        """Return what passes cost with a draft; `measured` is what the recipe's own reads."""
+        known = self._costs
+        if known is None:  # what was assumed of a draft was measured of none
+            target = stored_weights(self._target.checkpoint)
+            known, measured = MeasuredCosts(Costs.assume(self._most), target), None
+        return known.costs if source is None else known.of_draft(source.read, measured)
 
     def _accepted(self, source: DraftSource) -> list[TextAcceptance]:
         maps = source.maps(self.index.vocabulary)

@@ -156,17 +156,29 @@ def _round_ns(costs: Costs, rounds: Sequence[TextRound], gamma: int) -> float:
     return drafts / len(rounds) + costs.outside_ns
 
 
-def drafts_of(costs: Costs, share: float, measured: float | None) -> Costs:
-    """Return costs with those of another draft, by its weights.
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """What passes of a bundle cost, and how large its target is."""
 
-    `share` is what it reads for a token, of what the target does; `measured` the same of the draft
-    that the costs are of, None where they are of none.
-    """
-    most, step = len(costs.draft_ns), costs.verify_ns[0]
-    factor = 1.0
-    if measured is not None and most > 1:
-        factor = max(1.0, costs.draft_ns[-1] / (most - 1) / (step * measured))
-    return replace(costs, draft_ns=tuple(g * step * share * factor for g in range(max(most, 9))))
+    costs: Costs
+    target_weights: int
+
+    def of_draft(self, read: int, measured: int | None) -> Costs:
+        """Return the costs with those of another draft, which reads so many weights for a token.
+
+        Beside the draft that was measured, which reads `measured`, each weight more or fewer costs
+        what one of the target does; a draft of fewer costs no less than its share. Where no draft
+        was measured, None, all of a step is its weights.
+        """
+        costs, most = self.costs, max(len(self.costs.draft_ns), 9)
+        weight_ns = costs.verify_ns[0] / self.target_weights
+        if measured is None or len(costs.draft_ns) < 2:
+            drafts = [gamma * read * weight_ns for gamma in range(most)]
+        else:
+            more, least = (read - measured) * weight_ns, min(1.0, read / measured)
+            known = [costs.draft(gamma) for gamma in range(most)]
+            drafts = [max(ns + g * more, ns * least) for g, ns in enumerate(known)]
+        return replace(costs, draft_ns=tuple(drafts))
 
 
 @torch.no_grad()

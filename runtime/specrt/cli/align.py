@@ -14,13 +14,12 @@ import click
 from specrt.bundle import BUILD_ROOT, FILE_NAME, Bundle
 from specrt.cli.options import progress, table
 from specrt.errors import BuildError, how_to_install
-from specrt.speculation.costs import Costs
 from specrt.system.doctor import check_exporter
 from specrt.tuning.tuning_record import read_tuning
 
 if TYPE_CHECKING:
     from specrt_export.align.alignment import Outcome
-    from specrt_export.align.prediction import Prediction
+    from specrt_export.align.prediction import MeasuredCosts, Prediction
     from specrt_export.recipe import Recipe
 
 SLOWER = 1
@@ -181,7 +180,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _costs(plan: Recipe, named: Path | None) -> tuple[Costs | None, str]:
+def _costs(plan: Recipe, named: Path | None) -> tuple[MeasuredCosts | None, str]:
     """Return what passes cost here, and whose they are.
 
     Raises: BundleError, BuildError for a bundle that was named and tells none.
@@ -196,7 +195,10 @@ def _costs(plan: Recipe, named: Path | None) -> tuple[Costs | None, str]:
         if named is not None:
             raise BuildError(reason)
         return None, f"steps of the target ({reason})"
-    return tuning.costs, f"tokens/s, by the costs of {place}"
+    from specrt_export.align.prediction import MeasuredCosts
+
+    weights = bundle.manifest.target.parameters
+    return MeasuredCosts(tuning.costs, weights), f"tokens/s, by the costs of {place}"
 
 
 def _show(outcome: Outcome, whose: str) -> None:
