@@ -205,7 +205,9 @@ def test_a_draft_that_stays_as_it_is_is_as_fast(
     align: Aligned, pair: Path, traces: Path, tmp_path: Path, drafter: str
 ) -> None:
     """By the costs of a bundle whose target is a hundred times as dear as the recipe's."""
-    options = AlignmentOptions("draft", drafter=drafter, training=replace(QUICK, steps=0, minutes=0))
+    options = AlignmentOptions(
+        "draft", drafter=drafter, training=replace(QUICK, steps=0, minutes=0)
+    )
     costs, state = MeasuredCosts(MEASURED, 10_000_000), tmp_path / "state"
     recipe = recipe_of(pair, pair / "draft")
     made = Alignment(recipe, traces, options, costs, state)
