@@ -23,7 +23,8 @@ from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.heads.eagle3_format import Head, is_head, read_head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
@@ -186,7 +187,7 @@ class ModelInputs:
     """None where the recipe names no graph: it is exported as part of the build."""
     hub: str = ""
     """The name that the checkpoint was fetched by; empty where it was there."""
-    head: Head | None = None
+    head: HeadCheckpoint | None = None
     """The head that drafts, with both models of its pair; None where a model drafts, or nothing."""
     entries: NDArray[np.int64] | None = None
     """Of a draft: the target's id of each entry that it scores, rising; None where it scores all.

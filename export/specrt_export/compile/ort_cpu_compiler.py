@@ -22,7 +22,9 @@ from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
-from specrt_export.heads.eagle3_format import HIDDEN, KIND
+from specrt_export.heads.dflash_format import CONTEXT
+from specrt_export.heads.eagle3_format import HIDDEN
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
@@ -74,7 +76,7 @@ class OrtCpuCompiler:
         """Open the engine; an exact one multiplies with fp32 activations."""
         file, options = lowered.folder / ENGINE, self.recipe.engine
         shape = options.batch, options.max_length, lowered.features
-        beside = MadeUpTarget(shape) if lowered.model_type == KIND else None
+        beside = MadeUpTarget(shape) if lowered.model_type in HEAD_FORMATS else None
         with (
             exact_copy(file) if exact else nullcontext(file) as path,
             open_ort_cpu(path, lowered.geometry, options, max_width, beside) as engine,
@@ -146,6 +148,8 @@ def compile_ort_cpu(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     contrib = bool(missing_kernels())
+    if contrib and any(i.name == CONTEXT for i in portable.graph.input):
+        raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes
     target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, even)
     lowered = (lower if contrib else lower_cpu)(
@@ -163,7 +167,7 @@ def compile_ort_cpu(
 def feature_width(portable: onnx.ModelProto) -> int:
     """Return the width of what a graph leaves for a head, or reads as one; 0 of others."""
     values = [o for o in portable.graph.output if o.name == "feature"]
-    values += [i for i in portable.graph.input if i.name == HIDDEN]
+    values += [i for i in portable.graph.input if i.name in (HIDDEN, CONTEXT)]
     widths = [int(value.type.tensor_type.shape.dim[-1].dim_value) for value in values]
     return max(widths, default=0)
 

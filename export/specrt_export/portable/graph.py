@@ -220,17 +220,16 @@ class GraphRun:
 
     def outputs(
         self, wanted: Sequence[str], tokens: Tokens, start: Sequence[int], rows: Sequence[int],
-        hidden: NDArray[np.float32] | None = None,
+        **beside: NDArray[np.float32] | None,
     ) -> list[Any]:  # fmt: skip
-        """Feed tokens, and `hidden` [B, S, H] to a head; return outputs by name."""
+        """Feed tokens, and what a head reads `beside`, by its input; return outputs by name."""
         feed = {
             "input_ids": tokens,
             "start": np.array(start, np.int64),
             "rows": np.array(rows, np.int64),
             **self._buffers,
         }
-        if hidden is not None:
-            feed["hidden"] = hidden
+        feed |= {name: value for name, value in beside.items() if value is not None}
         found = self._session.run([*wanted, *(f"present_{n}" for n in self._buffers)], feed)
         self._buffers = dict(zip(self._buffers, found[len(wanted) :], strict=True))
         return list(found[: len(wanted)])

@@ -1,0 +1,180 @@
+"""Heads that draft a block in one pass, on ONNX Runtime with the CPU kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specrt.bundle import Geometry
+from specrt.engine.ort import (
+    OrtEngine,
+    RowScores,
+    bind_input,
+    bind_output,
+    check_rows,
+    run_bound,
+)
+from specrt.engine.protocol import CLOSED, Feed, check_bounds
+from specrt.errors import EngineError
+
+BLOCK = "specrt.block"
+"""The entry of a graph's metadata that says what its blocks are, as JSON; see `Block`."""
+
+
+class Block(NamedTuple):
+    """What a block head is fed, and what it drafts."""
+
+    block_size: int
+    """Positions of a block: the last committed token, and mask tokens behind it."""
+    mask_token_id: int
+    drafts: int
+    """Tokens that a pass drafts, at most."""
+
+    @classmethod
+    def of(cls, session: Any) -> Block:
+        """Read what an engine's graph says.
+
+        Raises: EngineError.
+        """
+        told = session.get_modelmeta().custom_metadata_map.get(BLOCK, "")
+        try:
+            block = cls(**json.loads(told))
+        except (ValueError, TypeError):
+            raise EngineError(
+                f"the engine reads a context and says {told!r} of its blocks; expected their size: "
+                "build the bundle again"
+            ) from None
+        return block
+
+
+class OrtBlockEngine(OrtEngine):
+    """A block head beside its target, fed with tokens at their own positions as any draft is.
+
+    A pass of tokens at `start` writes keys and values of what the target left at the positions of
+    all but the last one; the last one, and mask tokens behind it, are the block. So `rows` is how
+    many tokens are drafted, and a pass counts as many positions as it was fed, less one: those of
+    the block are junk, which the next pass writes over.
+
+    Features are read where the target's engine keeps them, as `HeadEngine` does.
+    Shapes: `target_features` is [batch, max_length, width] f32, the target's own memory.
+    """
+
+    def __init__(
+        self, session: Any, weights: tuple[Any, ...], geometry: Geometry,
+        target_features: NDArray[np.float32], *, batch: int, max_length: int, max_width: int,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
+        )
+        self.block = Block.of(session)
+        self.drafts = self.block.drafts
+        self.target_features = target_features
+        tokens = batch * (max_width - 1 + self.block.block_size)
+        self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
+        self._numbers = np.arange(max(tokens, max_length))
+        width = target_features.shape[-1]
+        self._context = np.zeros((1, batch * max_width, width), np.float32)
+        self._sizes = -1, 0, 0
+        """Positions of contexts, of blocks, and scored rows of the pass that is bound."""
+
+    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
+        """Run one pass of one row; see `Engine.forward`.
+
+        Raises: EngineError on an engine of several rows, which `forward_rows` serves.
+        """
+        fed = np.asarray(tokens, np.int64)
+        if self.batch != 1 or fed.ndim != 2 or len(fed) != 1:
+            raise EngineError(
+                f"tokens of shape {list(fed.shape)} were fed to a head of {self.batch} rows; "
+                "expected [1, width] on one row, and forward_rows on several"
+            )
+        feed = Feed(0, fed[0].tolist(), int(np.asarray(start).item()), rows or self.drafts)
+        return self.forward_rows((feed,))[0]
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
+        """Run one pass over some of the rows; see `PackedEngine.forward_rows`.
+
+        Contexts of all rows come first in it, then their blocks.
+        """
+        check_rows(self, feeds)
+        for feed in feeds:
+            self._check(feed)
+        size, place = self.block.block_size, 0
+        for feed in feeds:
+            end, start = place + len(feed.tokens) - 1, feed.start
+            left = self.target_features[feed.row, start : start + end - place]
+            self._context[0, place:end] = left
+            self._place(feed.row, start, place, end)
+            place = end
+        context, scored = place, 0
+        for number, feed in enumerate(feeds):
+            begin, last = number * size, scored + feed.rows
+            self._tokens[begin : begin + size] = self.block.mask_token_id
+            self._tokens[begin] = feed.tokens[-1]
+            self._place(feed.row, feed.start + len(feed.tokens) - 1, place, place + size)
+            self._rows[scored:last] = self._numbers[begin : begin + feed.rows]
+            place, scored = place + size, last
+        sizes = context, place - context, scored
+        if self._sizes != sizes:
+            self._bind_block(*sizes)
+        run_bound(self._session, self._binding, place)
+        ends = np.cumsum([feed.rows for feed in feeds]).tolist()
+        return tuple(
+            [self._scored(end - feed.rows, end) for feed, end in zip(feeds, ends, strict=True)]
+        )
+
+    def _check(self, feed: Feed) -> None:
+        """Refuse a feed that no pass can have.
+
+        Raises: EngineError.
+        """
+        width, size = len(feed.tokens), self.block.block_size
+        check_bounds(self, width, feed.start, feed.start)
+        if not 1 <= feed.rows <= self.drafts:
+            raise EngineError(
+                f"{feed.rows} tokens of row {feed.row} were to be drafted by a head that drafts up "
+                f"to {self.drafts} in a pass"
+            )
+        if feed.start + width - 1 + size > self.max_length:
+            raise EngineError(
+                f"a block of {size} positions at {feed.start + width - 1} would be written in a KV "
+                f"buffer that has 0 to {self.max_length - 1}"
+            )
+
+    def _place(self, row: int, start: int, first: int, last: int) -> None:
+        """Say whose tokens `first` to `last` of the pass are, and that they stand from `start`."""
+        self._slots[first:last] = row
+        self._positions[first:last] = self._numbers[start : start + last - first]
+
+    def _bind_block(self, context: int, blocks: int, scored: int) -> None:
+        """Bind what has another size than in the pass before; KV buffers are bound once."""
+        if self._session is None:
+            raise EngineError(CLOSED)
+        if self._binding is None:
+            binding = self._session.io_binding()
+            for name, cache in self._caches.items():
+                bind_input(binding, name, cache)
+                bind_output(binding, f"present_{name}", cache)
+            self._binding = binding  # with all of them, or an interruption leaves some out
+        self._sizes = -1, 0, 0  # an interruption leaves it half bound
+        if not self._scores or self._scores["argmax"].shape[1] < scored:
+            self._reserve_scores(scored)
+        self._bind_input("input_ids", self._tokens[None], blocks)
+        self._bind_input("slots", self._slots, context + blocks)
+        self._bind_input("positions", self._positions, context + blocks)
+        self._bind_input("rows", self._rows, scored)
+        value = self._value("context", self._context[:, :context], context)
+        self._binding.bind_ortvalue_input("context", value)
+        for name, memory in self._scores.items():
+            value = self._value(name, memory[:, :scored], scored)
+            self._binding.bind_ortvalue_output(name, value)
+        self._sizes = context, blocks, scored
+
+    def close(self) -> None:
+        """Drop the session, the binding and the KV buffers."""
+        super().close()
+        self._sizes = -1, 0, 0
