@@ -22,7 +22,7 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
-from specrt_export.checkpoint import names_head, text_config
+from specrt_export.checkpoint import named_head, names_head, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
@@ -114,8 +114,8 @@ class ModelShape:
     """Whether the checkpoint is in fp16 or bf16."""
     scored: int
     """Entries of the vocabulary that are scored: all, but for some drafts."""
-    reads_features: bool = False
-    """Whether it is a head, which reads features beside tokens."""
+    head: str = ""
+    """The format of a head, which reads what its target leaves; empty of a model."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
@@ -169,7 +169,7 @@ class ModelShape:
             mlp_bias=bool(config.get("mlp_bias")),
             half=(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16"),
             scored=number("draft_vocab_size", number("vocab_size")),
-            reads_features=names_head(config),
+            head=named_head(config) or "",
         )
 
     @property
@@ -177,7 +177,7 @@ class ModelShape:
         """Return the weights of the model, a tied table once."""
         table = self.geometry.vocab_size * self.hidden
         matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
-        own = not self.tied or self.reads_features or self.scored != self.geometry.vocab_size
+        own = not self.tied or self.head or self.scored != self.geometry.vocab_size
         return matrices + table + own * self.scored * self.hidden + sum(self.vectors())
 
     def matrices(self) -> Iterator[Matrix]:
@@ -186,7 +186,7 @@ class ModelShape:
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
         for layer in range(g.layers):
             beside = (
-                hidden if self.reads_features and not layer else 0
+                hidden if self.head == KIND and not layer else 0
             )  # the feature beside each token
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)

@@ -24,7 +24,7 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
-from specrt_export.heads.head_formats import is_head, read_head
+from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
@@ -108,7 +108,7 @@ def _shown(token: str | None) -> str:
 
 
 HEADS_RUN_ON = "ort-cpu"
-"""The backend that has engines for heads, and for drafts that score some entries only."""
+"""The backend that has engines for drafts that score some entries only."""
 
 PIECE = 512
 """Tokens that are scored one after another, the earlier ones as context of the later."""
@@ -228,13 +228,16 @@ def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
 
     Raises: BuildError.
     """
+    kind = head_format(inputs[-1].checkpoint)
+    assert kind is not None, "a draft that is no head"
+    backends = HEAD_FORMATS[kind].backends
     for model in inputs:
         source, backend = recipe.sources[model.role], recipe.backend_of(model.role)
         refused = {
             f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
                 model.graph is not None,
-            f"{backend} runs no heads yet: build the pair for {HEADS_RUN_ON}, or with a draft "
-            "model": backend != HEADS_RUN_ON,
+            f"{backend} runs no {kind} heads yet: build the pair for {' or '.join(backends)}, or "
+            "with a draft model": backend not in backends,
             f"{model.role}.bits is {source.bits!r}, and a head's are not chosen: set `precision`":
                 bool(source.bits) and model.role == "draft",
         }  # fmt: skip

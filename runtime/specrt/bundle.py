@@ -77,6 +77,9 @@ FORMAT = 2
 KINDS = ("", "eagle3", "dflash")
 """Of models; see `ModelRecord.kind`."""
 
+BLOCK_KINDS = ("dflash",)
+"""Those of heads that draft a block in one pass."""
+
 FILE_NAME = "manifest.json"
 
 TOKENIZER = "tokenizer.json"

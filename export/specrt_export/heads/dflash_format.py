@@ -33,8 +33,6 @@ CONTEXT = "context"
 CONFIDENCE = "confidence"
 """The output of a graph with a confidence head: how likely each drafted token is accepted."""
 
-MARKOV = "markov_head.markov_{}.weight"
-
 _LAYER_TYPES = ("llama", "qwen3")
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
@@ -64,10 +62,7 @@ class BlockConfig(HeadSizes):
     """Per layer, how many latest positions it sees; 0 for all."""
     causal: tuple[bool, ...]
     """Per layer, whether a position sees nothing behind it in the block."""
-    markov_rank: int = 0
-    """Of the scores that the token before adds; 0 where it adds none."""
     has_confidence: bool = False
-    confidence_reads_markov: bool = False
 
     @property
     def drafts(self) -> int:
@@ -121,10 +116,10 @@ def _check_options(checkpoint: Checkpoint) -> None:
                 f"{origin} has {key} {options[key]!r}, and block heads with it are not supported "
                 "yet: use one without"
             )
-    kind = str(options.get("markov_head_type") or "vanilla").lower()
-    if options.get("markov_rank") and kind != "vanilla":
+    if options.get("markov_rank"):
         raise CheckpointError(
-            f"{origin} has markov_head_type {kind!r}, which is not supported yet; expected 'vanilla'"
+            f"{origin} has a Markov head (markov_rank {options['markov_rank']}), which is not "
+            "supported yet: use a head of DFlash, or of DSpark with markov_rank 0"
         )
 
 
@@ -151,8 +146,6 @@ def _read_config(
         )
     is_dspark = any("dspark" in name.lower() for name in head_names(checkpoint.config))
     windows, causal = _attention(checkpoint, options, layer, count)
-    rank = int(options.get("markov_rank") or 0) if is_dspark else 0
-    confident = is_dspark and bool(options.get("enable_confidence_head"))
     return BlockConfig(
         layer=layer, layers=count, vocabulary=vocabulary,
         scored=int(options.get(SIZE) or vocabulary),
@@ -160,10 +153,7 @@ def _read_config(
         target_width=whole_number(target, "hidden_size"), inputs=ids,
         block_size=size, mask_token_id=mask,
         predicts_next=bool(options.get("sample_from_anchor", is_dspark)),
-        windows=windows, causal=causal, markov_rank=rank, has_confidence=confident,
-        confidence_reads_markov=(
-            confident and rank > 0 and bool(options.get("confidence_head_with_markov"))
-        ),
+        windows=windows, causal=causal, has_confidence=is_dspark and bool(options.get("enable_confidence_head")),
     ), guess  # fmt: skip
 
 
@@ -231,7 +221,7 @@ def _inputs(
 
 def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of what a block head holds beside the usual weights of its layers."""
-    width, rank = config.width, config.markov_rank
+    width = config.width
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocabulary, width),
         "lm_head.weight": (config.scored, width),
@@ -243,12 +233,8 @@ def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {
             f"layers.{i}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")
         }
-    if rank:
-        shapes[MARKOV.format("w1")] = (config.vocabulary, rank)
-        shapes[MARKOV.format("w2")] = (config.scored, rank)
     if config.has_confidence:
-        read = width + rank * config.confidence_reads_markov
-        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
     return shapes
 
 

@@ -99,22 +99,12 @@ class BlockLayer(torch.nn.Module):
         return made
 
 
-class MarkovHead(torch.nn.Module):
-    """Scores that a token adds to those of the next one, of low rank."""
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.markov_w1 = torch.nn.Embedding(config.vocabulary, config.markov_rank)
-        self.markov_w2 = torch.nn.Linear(config.markov_rank, config.scored, bias=False)
-
-
 class ConfidenceHead(torch.nn.Module):
     """How likely the target accepts each token of a block."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        read = config.width + config.markov_rank * config.confidence_reads_markov
-        self.proj = torch.nn.Linear(read, 1)
+        self.proj = torch.nn.Linear(config.width, 1)
 
 
 class BlockDraftHead(torch.nn.Module):
@@ -136,7 +126,6 @@ class BlockDraftHead(torch.nn.Module):
         self.norm = Qwen3RMSNorm(width, eps=eps)
         self.lm_head = torch.nn.Linear(width, config.scored, bias=False)
         self.rotary_emb = Qwen3RotaryEmbedding(config=self.config)
-        self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.has_confidence else None
 
     def forward(self, embeds: Tensor, context: Tensor, positions: Tensor, attend: Attend) -> Tensor:

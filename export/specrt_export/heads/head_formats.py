@@ -16,6 +16,8 @@ class HeadFormat(NamedTuple):
 
     read: Callable[[Checkpoint, Checkpoint, tuple[int, ...]], HeadCheckpoint]
     """Reads a head for a target; the layers given replace those that it names."""
+    backends: tuple[str, ...]
+    """The backends that have engines for such heads."""
     weights: frozenset[str]
     """Names of weights that no model has, by which a head is known whose class says nothing."""
     feature: str
@@ -38,6 +40,7 @@ _HEADS, _PORTABLE, _CHECK = (f"specrt_export.{room}" for room in ("heads", "port
 HEAD_FORMATS = {
     eagle3_format.KIND: HeadFormat(
         eagle3_format.read_head,
+        ("ort-cpu",),
         frozenset({"fc.weight", "midlayer.hidden_norm.weight"}),
         f"{_HEADS}.eagle3_module:FeatureProjection",
         f"{_PORTABLE}.head_trace:trace_eagle3_head",
@@ -46,6 +49,7 @@ HEAD_FORMATS = {
     ),
     dflash_format.KIND: HeadFormat(
         dflash_format.read_block_head,
+        ("ort-cpu",),
         frozenset({"fc.weight", "hidden_norm.weight"}),
         f"{_HEADS}.dflash_module:ContextProjection",
         f"{_PORTABLE}.head_trace:trace_block_head",
@@ -55,13 +59,11 @@ HEAD_FORMATS = {
 }
 
 
-def head_format(checkpoint: Checkpoint) -> HeadFormat | None:
-    """Return the format of a head, by its config.json or its weights; None for a model."""
-    kind = named_head(checkpoint.config)
-    if kind is not None:
-        return HEAD_FORMATS[kind]
+def head_format(checkpoint: Checkpoint) -> str | None:
+    """Name the format of a head, by its config.json or its weights; None for a model."""
     names = set(checkpoint.weights)
-    return next((f for f in HEAD_FORMATS.values() if f.weights <= names), None)
+    by_weights = (kind for kind, form in HEAD_FORMATS.items() if form.weights <= names)
+    return named_head(checkpoint.config) or next(by_weights, None)
 
 
 def is_head(checkpoint: Checkpoint) -> bool:
@@ -78,4 +80,4 @@ def read_head(
     """
     form = head_format(checkpoint)
     assert form is not None, "a model is no head"
-    return form.read(checkpoint, target, layers)
+    return HEAD_FORMATS[form].read(checkpoint, target, layers)

@@ -70,6 +70,8 @@ class Backend:
     """Whether rows of different widths share one pass; see `PackedEngine`."""
     heads: bool = False
     """Whether it runs heads, and drafts that score some entries of the vocabulary only."""
+    blocks: bool = False
+    """Whether it runs heads that draft a block in one pass."""
     exact: bool = False
     """Whether a row has the same bits at every width, so that output is that of plain decoding."""
 
@@ -313,7 +315,7 @@ BACKENDS: dict[str, Backend] = {
     "ort-cpu": Backend(
         _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
         notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
-        heads=True, exact=True,
+        heads=True, blocks=True, exact=True,
     ),
 }  # fmt: skip
 """By the names that manifests and recipes use, the fastest first."""

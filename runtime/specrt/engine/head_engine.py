@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine.protocol import Feed, Output, PackedEngine
+from specrt.engine.protocol import Feed, Output, PackedEngine, block_of
 from specrt.errors import EngineError
 
 
@@ -120,6 +120,7 @@ class TrimmedEngine:
         self.max_width = engine.max_width
         self.close = engine.close
         self.copy_row = engine.copy_row
+        self.block = block_of(engine)
         self._engine = engine
         self._entries = entries
 

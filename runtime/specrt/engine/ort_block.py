@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,37 +18,26 @@ from specrt.engine.ort import (
     check_rows,
     run_bound,
 )
-from specrt.engine.protocol import CLOSED, Feed, check_bounds
+from specrt.engine.protocol import CLOSED, BlockShape, Feed, check_bounds
 from specrt.errors import EngineError
 
 BLOCK = "specrt.block"
-"""The entry of a graph's metadata that says what its blocks are, as JSON; see `Block`."""
+"""The entry of a graph's metadata that says what its blocks are, as JSON; see `BlockShape`."""
 
 
-class Block(NamedTuple):
-    """What a block head is fed, and what it drafts."""
+def read_block(session: Any) -> BlockShape:
+    """Read what an engine's graph says of its blocks.
 
-    block_size: int
-    """Positions of a block: the last committed token, and mask tokens behind it."""
-    mask_token_id: int
-    drafts: int
-    """Tokens that a pass drafts, at most."""
-
-    @classmethod
-    def of(cls, session: Any) -> Block:
-        """Read what an engine's graph says.
-
-        Raises: EngineError.
-        """
-        told = session.get_modelmeta().custom_metadata_map.get(BLOCK, "")
-        try:
-            block = cls(**json.loads(told))
-        except (ValueError, TypeError):
-            raise EngineError(
-                f"the engine reads a context and says {told!r} of its blocks; expected their size: "
-                "build the bundle again"
-            ) from None
-        return block
+    Raises: EngineError.
+    """
+    told = session.get_modelmeta().custom_metadata_map.get(BLOCK, "")
+    try:
+        return BlockShape(**json.loads(told))
+    except (ValueError, TypeError):
+        raise EngineError(
+            f"the engine reads a context and says {told!r} of its blocks; expected their size: "
+            "build the bundle again"
+        ) from None
 
 
 class OrtBlockEngine(OrtEngine):
@@ -70,8 +59,7 @@ class OrtBlockEngine(OrtEngine):
         super().__init__(
             session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
         )
-        self.block = Block.of(session)
-        self.drafts = self.block.drafts
+        self.block = read_block(session)
         self.target_features = target_features
         tokens = batch * (max_width - 1 + self.block.block_size)
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
@@ -92,7 +80,7 @@ class OrtBlockEngine(OrtEngine):
                 f"tokens of shape {list(fed.shape)} were fed to a head of {self.batch} rows; "
                 "expected [1, width] on one row, and forward_rows on several"
             )
-        feed = Feed(0, fed[0].tolist(), int(np.asarray(start).item()), rows or self.drafts)
+        feed = Feed(0, fed[0].tolist(), int(np.asarray(start).item()), rows or self.block.drafts)
         return self.forward_rows((feed,))[0]
 
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
@@ -134,10 +122,10 @@ class OrtBlockEngine(OrtEngine):
         """
         width, size = len(feed.tokens), self.block.block_size
         check_bounds(self, width, feed.start, feed.start)
-        if not 1 <= feed.rows <= self.drafts:
+        if not 1 <= feed.rows <= self.block.drafts:
             raise EngineError(
                 f"{feed.rows} tokens of row {feed.row} were to be drafted by a head that drafts up "
-                f"to {self.drafts} in a pass"
+                f"to {self.block.drafts} in a pass"
             )
         if feed.start + width - 1 + size > self.max_length:
             raise EngineError(

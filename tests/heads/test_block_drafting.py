@@ -1,0 +1,207 @@
+"""A block head drafts what torch computes anew for each block, whatever was accepted before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import specrt
+from heads.blocks import BLOCK, save_block_head
+from heads.conftest import RECIPE, VOCABULARY
+from heads.test_head_drafting import PROMPTS, SETTINGS, agreement, run
+from specrt.engine.protocol import Feed
+from specrt.errors import BundleError, EngineError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.sampling.noise import Noise
+from specrt.speculation.drafters import BlockDrafter
+from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.kv_cache import KVCache
+from specrt_export.builder import build
+from specrt_export.check.block_equivalence import run_block
+from specrt_export.check.equivalence import Reference
+from specrt_export.check.head_equivalence import entering
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.heads.dflash_format import BlockHead, read_block_head
+from specrt_export.heads.dflash_module import load_block_head
+from specrt_export.recipe import read_recipe
+
+FORMS = ("speculators", "dspark")
+"""A head that scores some entries, and one with a confidence head."""
+
+
+@pytest.fixture(scope="module")
+def bundles(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for form in FORMS:
+        folder = tmp_path_factory.mktemp(form)
+        text = RECIPE.format(target=target, head=save_block_head(folder / "head", form))
+        (folder / "recipe.toml").write_text(text, encoding="utf-8")
+        build(read_recipe(folder / "recipe.toml"), folder / "bundle")
+        found[form] = folder / "bundle"
+    return found
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def generator(bundles: dict[str, Path], form: str) -> Iterator[Generator]:
+    with specrt.load(bundles[form], threads=1, text_memory_bytes=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def head(bundles: dict[str, Path], form: str, target: Path) -> BlockHead:
+    folder = bundles[form].parent / "head"
+    return read_block_head(Checkpoint.open(folder), Checkpoint.open(target))
+
+
+class Torch:
+    """Drafts by computing everything anew, right or in a way that is wrong."""
+
+    def __init__(
+        self, target: Path, head: BlockHead, inputs: Sequence[int] | None = None, shift: int = 0,
+        causal: bool = False,
+    ) -> None:  # fmt: skip
+        torch.set_num_threads(1)
+        self._reference = Reference(Checkpoint.open(target))
+        self._feature, self._model = load_block_head(head)
+        self._inputs, self._shift = tuple(inputs or head.config.inputs), shift
+        if causal:
+            layers = (True,) * head.config.layers
+            self._model.flags = replace(head.config, causal=layers)
+        self._entries = np.arange(VOCABULARY) if head.entries is None else head.entries
+        self.confidences: list[float] = []
+
+    def __call__(self, tokens: Sequence[int], gamma: int) -> list[int]:
+        text = np.array([tokens], np.int64)
+        with torch.no_grad():
+            features = self._feature(entering(self._reference, self._inputs, text))[0].numpy()
+        context = features[self._shift : len(tokens) - 1 + self._shift]
+        found = run_block(self._model, tokens[-1], context)
+        self.confidences = found.get("confidence", np.zeros(0))[:gamma].tolist()
+        return [int(self._entries[i]) for i in found["logits"].argmax(-1)[:gamma]]
+
+
+def test_drafts_are_those_of_torch_after_any_rounds(
+    generator: Generator, target: Path, head: BlockHead
+) -> None:
+    found = agreement(generator, Torch(target, head), range(32), 8)
+    assert len(found) == 256
+    assert all(found)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"inputs": (0, 1, 2)}, {"shift": 1}, {"causal": True}],
+    ids=["layers off by one", "features of the next position", "causal in the block"],
+)
+def test_a_wrong_head_drafts_otherwise(
+    generator: Generator, target: Path, head: BlockHead, wrong: dict[str, Any]
+) -> None:
+    found = agreement(generator, Torch(target, head, **wrong), range(2), 5)
+    assert sum(found) < len(found) / 2
+
+
+def test_the_head_tells_how_sure_it_is(
+    generator: Generator, target: Path, head: BlockHead, form: str
+) -> None:
+    """The confidences of a proposal are those of the confidence head, where there is one."""
+    models, tokens = generator.models, PROMPTS[0]
+    assert models.draft is not None
+    assert models.block is not None
+    run(KVCache(models.target).feed(tokens, 1))
+    for params in (SamplingParams(), SamplingParams(temperature=1.0, verifier="rejection")):
+        drafter = BlockDrafter(
+            KVCache(models.draft), params, Noise(0), FixedGamma(5), models.block, VOCABULARY
+        )
+        proposal = run(drafter.propose(tokens, 20))
+        reference = Torch(target, head)
+        reference(tokens, 5)
+        told = list(proposal.confidences)
+        assert len(told) == 5
+        if form == "dspark":
+            assert np.allclose(told, reference.confidences, atol=1e-4)
+        else:
+            assert all(0 < confidence < 1 for confidence in told)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_texts_are_those_of_plain_decoding(generator: Generator, settings: dict[str, Any]) -> None:
+    """On all rows, whatever drafts beside the head, with the prompt cache of earlier texts."""
+    params = SamplingParams(max_tokens=40, ignore_eos=True, verifier="match", **settings)
+    plain = [generator.generate(prompt, params, gamma=0).token_ids for prompt in PROMPTS]
+    for drafter in ("model", "cascade"):
+        for gamma in (1, 5, 8, "auto"):
+            texts = generator.generate_many(PROMPTS, params, gamma=gamma, drafter=drafter)
+            assert [text[0].token_ids for text in texts] == plain, (drafter, gamma)
+    stats = generator.generate(PROMPTS[0], params, gamma=8, drafter="model").speculation
+    assert stats.drafted > 0
+
+
+def test_texts_go_on_to_the_end_of_the_buffers(generator: Generator) -> None:
+    """Where a block does not fit any more nothing is drafted."""
+    room = generator.models.target.max_length - len(PROMPTS[0])
+    params = SamplingParams(max_tokens=room, ignore_eos=True)
+    plain = generator.generate(PROMPTS[0], params, gamma=0)
+    drafted = generator.generate(PROMPTS[0], params, gamma=4, drafter="model")
+    assert drafted.token_ids == plain.token_ids
+    assert len(plain.token_ids) == room
+
+
+def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
+    """Chi-square of the second token over many seeds; entries the head cannot score are drawn."""
+    settings = {"temperature": 1.0, "max_tokens": 3, "ignore_eos": True}
+    counts = np.zeros((2, VOCABULARY))
+    for seed in range(500):
+        for row, gamma in enumerate((0, 2)):
+            params = SamplingParams(seed=seed, verifier="rejection", **settings)
+            text = generator.generate(PROMPTS[0], params, gamma=gamma, drafter="model")
+            counts[row, text.token_ids[1]] += 1
+    often = counts.sum(0) >= 10
+    rest = counts[:, ~often].sum(1, keepdims=True)
+    table = np.hstack([counts[:, often], rest])
+    expected = table.sum(0) / 2
+    chi = float(((table - expected) ** 2 / expected).sum())
+    assert chi < 2.5 * (table.shape[1] - 1)
+
+
+def test_passes_that_no_block_has_are_refused(generator: Generator) -> None:
+    draft: Any = generator.models.draft
+    end = draft.max_length
+    for tokens, start, rows in (([1], end - BLOCK + 2, 1), ([1], 0, BLOCK), ([1] * 50, 0, 1)):
+        feed = Feed(0, tokens, start, rows)
+        with pytest.raises(EngineError, match=r"would be written|to be drafted|built for widths"):
+            draft.forward_rows((feed,))
+
+
+def damaged(change: Callable[[dict[str, Any]], None], bundle: Path, folder: Path) -> Path:
+    shutil.copytree(bundle, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_bundle_for_another_backend_is_refused_by_name(
+    bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """A manifest of a later version may say it; no engine file is read for that."""
+
+    def elsewhere(manifest: dict[str, Any]) -> None:
+        manifest["draft"]["backend"] = "ort-cuda"
+
+    with pytest.raises(BundleError, match="ort-cuda"):
+        specrt.load(damaged(elsewhere, bundles["dspark"], tmp_path / "bundle"))
+
