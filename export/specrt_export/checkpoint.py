@@ -310,7 +310,7 @@ def head_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def named_head(config: Mapping[str, Any]) -> str | None:
-    """Return the format of the head that a config.json names the class of; None where it does not."""
+    """Return the format of the head whose class a config.json names; None where it does not."""
     names = [name.lower() for name in head_names(config)]
     kinds = HEAD_NAMES.items()
     return next((k for k, parts in kinds if any(p in n for n in names for p in parts)), None)

@@ -26,6 +26,7 @@ from specrt_export.checkpoint import named_head, names_head, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.heads.eagle3_format import KIND
 from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
@@ -177,7 +178,7 @@ class ModelShape:
         """Return the weights of the model, a tied table once."""
         table = self.geometry.vocab_size * self.hidden
         matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
-        own = not self.tied or self.head or self.scored != self.geometry.vocab_size
+        own = not self.tied or self.head != "" or self.scored != self.geometry.vocab_size
         return matrices + table + own * self.scored * self.hidden + sum(self.vectors())
 
     def matrices(self) -> Iterator[Matrix]:
@@ -185,9 +186,8 @@ class ModelShape:
         g, hidden = self.geometry, self.hidden
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
         for layer in range(g.layers):
-            beside = (
-                hidden if self.head == KIND and not layer else 0
-            )  # the feature beside each token
+            # The feature beside each token, where a head reads pairs.
+            beside = hidden if self.head == KIND and not layer else 0
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)
             yield Matrix("layers", 2 * self.intermediate, hidden)

@@ -180,8 +180,8 @@ class ModelRecord:
     bits: dict[str, str] | None = None
     """Of each part whose bits the build chose, what it is stored as."""
     kind: str = ""
-    """`eagle3` or `dflash` for a head that drafts from the target's features, in a chain or a block;
-    empty for a language model."""
+    """`eagle3` or `dflash` for a head that drafts from the target's features, in a chain or in a
+    block; empty for a language model."""
     features: Annotated[int, Interval(0, 10**6)] = 0
     """Width of the features that a target leaves at each position for a head, or a head reads."""
     accepted: tuple[float, ...] = ()

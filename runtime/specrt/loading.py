@@ -215,8 +215,8 @@ def _open_model(
     if model.kind in BLOCK_KINDS and not backend_of(manifest, model).blocks:
         raise BundleError(
             f"{bundle.path} has a head that drafts blocks ({model.kind}), which "
-            f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a head "
-            "of EAGLE-3"
+            f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
+            "head of EAGLE-3"
         )
     engine = open_engine(
         manifest.backend_of(model),

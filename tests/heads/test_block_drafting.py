@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import specrt
 from heads.blocks import BLOCK, save_block_head
 from heads.conftest import RECIPE, VOCABULARY
 from heads.test_head_drafting import PROMPTS, SETTINGS, agreement, run
+from specrt.engine.backends import BACKENDS
 from specrt.engine.protocol import Feed
 from specrt.errors import BundleError, EngineError
 from specrt.generator import Generator
@@ -186,22 +185,10 @@ def test_passes_that_no_block_has_are_refused(generator: Generator) -> None:
             draft.forward_rows((feed,))
 
 
-def damaged(change: Callable[[dict[str, Any]], None], bundle: Path, folder: Path) -> Path:
-    shutil.copytree(bundle, folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return folder
-
-
-def test_a_bundle_for_another_backend_is_refused_by_name(
-    bundles: dict[str, Path], tmp_path: Path
+def test_a_backend_that_drafts_no_blocks_refuses_them_by_name(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest of a later version may say it; no engine file is read for that."""
-
-    def elsewhere(manifest: dict[str, Any]) -> None:
-        manifest["draft"]["backend"] = "ort-cuda"
-
-    with pytest.raises(BundleError, match="ort-cuda"):
-        specrt.load(damaged(elsewhere, bundles["dspark"], tmp_path / "bundle"))
-
+    """Whatever other heads it runs."""
+    monkeypatch.setitem(BACKENDS, "ort-cpu", replace(BACKENDS["ort-cpu"], blocks=False))
+    with pytest.raises(BundleError, match=r"drafts blocks \(dflash\), which ort-cpu does not run"):
+        specrt.load(bundles["dspark"])

@@ -196,7 +196,8 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["hidden_norm.weight", "layers.1.self_attn.q_norm.weight", "layers.0.mlp.up_proj.weight"]
+    "name",
+    ["hidden_norm.weight", "layers.1.self_attn.q_norm.weight", "layers.0.mlp.up_proj.weight"],
 )
 def test_weights_that_are_missing_are_refused(tmp_path: Path, target: Path, name: str) -> None:
     weights = {n: t for n, t in random_weights().items() if n != name}
@@ -221,9 +222,8 @@ def test_other_backends_refuse_block_heads_by_name(
     tmp_path: Path, target: Path, backend: str, message: str
 ) -> None:
     text = RECIPE.format(target=target, head=save_block_head(tmp_path / "head"))
-    text = text.replace("[engine]", f'[engine]\nbackend = "{backend}"')
+    text = text.replace("[engine]", f'[engine]\nbackend = "{backend}"').replace("batch = 2", "")
     (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
     with pytest.raises(SpecrtError, match=message):
         build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
-

@@ -18,9 +18,9 @@ from specrt_export.builder import build
 from specrt_export.check.head_equivalence import check_head, run_head
 from specrt_export.checkpoint import Checkpoint, linked
 from specrt_export.heads.eagle3_format import Head, read_head
+from specrt_export.heads.eagle3_module import load_head
 from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head
-from specrt_export.heads.eagle3_module import load_head
 from specrt_export.portable.exporter import export_head
 from specrt_export.recipe import read_recipe
 from specrt_export.safetensors_file import map_array

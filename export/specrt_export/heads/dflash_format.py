@@ -22,7 +22,6 @@ from specrt_export.heads.head_checkpoint import (
     whole_number,
     with_shared,
 )
-from specrt_export.safetensors_file import WeightBytes
 from specrt_export.scored_entries import NAME, SIZE, read_entries
 
 KIND = "dflash"
@@ -136,6 +135,8 @@ def _read_config(
         )
     vocabulary = whole_number(target, "vocab_size")
     count = whole_number(checkpoint, "num_hidden_layers", layer)
+    for key in ("num_attention_heads", "intermediate_size"):
+        whole_number(checkpoint, key, layer)
     ids, guess = _inputs(checkpoint, target, count, layers)
     size = whole_number(checkpoint, "block_size", options, least=2)
     mask = whole_number(checkpoint, "mask_token_id", options, least=0)
@@ -153,7 +154,8 @@ def _read_config(
         target_width=whole_number(target, "hidden_size"), inputs=ids,
         block_size=size, mask_token_id=mask,
         predicts_next=bool(options.get("sample_from_anchor", is_dspark)),
-        windows=windows, causal=causal, has_confidence=is_dspark and bool(options.get("enable_confidence_head")),
+        windows=windows, causal=causal,
+        has_confidence=is_dspark and bool(options.get("enable_confidence_head")),
     ), guess  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def _inputs(
 
 
 def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what a block head holds beside the usual weights of its layers."""
+    """Return the shapes of what a block head holds, biases of its layers aside."""
     width = config.width
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocabulary, width),
@@ -230,12 +232,25 @@ def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:
         "hidden_norm.weight": (width,),
     }
     for i in range(config.layers):
-        shapes |= {
-            f"layers.{i}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")
-        }
+        shapes |= {f"layers.{i}.{n}.weight": shape for n, shape in _layer_shapes(config).items()}
     if config.has_confidence:
         shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
     return shapes
+
+
+def _layer_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
+    layer, width = config.layer, config.width
+    heads, inner = layer["num_attention_heads"], layer["intermediate_size"]
+    size = layer.get("head_dim") or width // heads
+    queries, keys = heads * size, (layer.get("num_key_value_heads") or heads) * size
+    return {
+        "input_layernorm": (width,), "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (queries, width), "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width), "self_attn.o_proj": (width, queries),
+        "self_attn.q_norm": (size,), "self_attn.k_norm": (size,),
+        "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }  # fmt: skip
 
 
 def block_facts(config: BlockConfig) -> dict[str, int]:

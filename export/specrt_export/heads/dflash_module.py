@@ -15,7 +15,6 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3MLP,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
-    rotate_half,
 )
 
 from specrt_export.heads.dflash_format import BlockConfig, BlockHead
@@ -72,8 +71,8 @@ class BlockAttention(torch.nn.Module):
         query = self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2)
         key = self.k_norm(self._heads(self.k_proj(read))).transpose(1, 2)
         value = self._heads(self.v_proj(read)).transpose(1, 2)
-        query = query * cos[:, :, behind:] + rotate_half(query) * sin[:, :, behind:]
-        key = key * cos + rotate_half(key) * sin
+        query = query * cos[:, :, behind:] + _turned(query) * sin[:, :, behind:]
+        key = key * cos + _turned(key) * sin
         attended = attend(self.number, query, key, value)
         made: Tensor = self.o_proj(attended.reshape(*block.shape[:2], -1))
         return made
@@ -82,13 +81,19 @@ class BlockAttention(torch.nn.Module):
         return x.view(*x.shape[:2], -1, self.head_dim)
 
 
+def _turned(x: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([-high, low], dim=-1)
+
+
 class BlockLayer(torch.nn.Module):
     """A decoder layer whose keys and values are also those of the context."""
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config, number)
-        self.mlp = Qwen3MLP(config)
+        mlp: Any = Qwen3MLP
+        self.mlp = mlp(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 

@@ -12,7 +12,7 @@ from specrt_export.heads.head_checkpoint import HeadCheckpoint
 
 
 class HeadFormat(NamedTuple):
-    """A format of heads. What needs torch is a place, `module:name`, and imported when asked for."""
+    """A format of heads. What needs torch is a place, `module:name`, imported when asked for."""
 
     read: Callable[[Checkpoint, Checkpoint, tuple[int, ...]], HeadCheckpoint]
     """Reads a head for a target; the layers given replace those that it names."""

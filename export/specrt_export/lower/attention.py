@@ -497,7 +497,7 @@ def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArra
         part.graph.output.append(onnx.ValueInfoProto(name=name))
     part = GraphView(part).tidy()
     stamp_oldest_opset(part)
-    feeds = {
+    feeds: dict[str, NDArray[Any]] = {
         "input_ids": np.zeros((1, length), np.int64),
         "start": np.zeros(1, np.int64),
         CONTEXT: np.zeros((1, 0, 1), np.float32),
@@ -525,7 +525,7 @@ def sees_ahead(view: GraphView, layer: Layer) -> bool:
     stamp_oldest_opset(part)
     behind, width = _LOOK
     buffers = [i for i in view.graph.input if i.name.startswith(("key.", "value."))]
-    feeds = {
+    feeds: dict[str, NDArray[Any]] = {
         "input_ids": np.zeros((1, width), np.int64),
         "start": np.zeros(1, np.int64),
         CONTEXT: np.zeros((1, behind, 1), np.float32),

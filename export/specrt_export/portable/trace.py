@@ -51,7 +51,7 @@ class Traced:
     geometry: Geometry
     model_type: str
     beside: tuple[str, ...] = ()
-    """What the graph has besides: a target with a head `feature`, a head what it reads and leaves."""
+    """What the graph has besides: a target with a head `feature`, a head what it reads and more."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What an engine has to know besides, for the graph's metadata."""
 
@@ -68,6 +68,10 @@ def trace(
 
 
 def traced(folder: Path, trace: Callable[[], Traced]) -> Traced:
+    """Run a trace of the model in a folder.
+
+    Raises: ExportError for whatever fails in it.
+    """
     try:
         return trace()
     except ExportError:
@@ -379,8 +383,9 @@ def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
 def export_module(
     module: torch.nn.Module, geometry: Geometry, beside: Sequence[tuple[Tensor, str]] = ()
 ) -> ir.Model:
-    """Trace a module of the graph contract; `beside` are examples [B, ., H] of what else it reads,
-    and the name of their second dimension.
+    """Trace a module of the graph contract.
+
+    `beside` are examples [B, ., H] of what else it reads, and the name of their second dimension.
     """
     batch, width, length, rows = (torch.export.Dim(name) for name in "BSMR")
     shape = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)

@@ -124,8 +124,9 @@ class CostTracker:
     it happens twice in a row. A pass that takes over twice as long counts only after four in a row.
     A width never timed costs little more than the next narrower timed one, whatever was tuned, so
     that a width tuned too dear is tried; a longer draft, of which each token is a pass, costs as
-    much more as it is longer. A draft of `one_pass` has one cost at every length. Assumed costs, in steps, become nanoseconds with the first pass; a
-    step counts as one before, so that an engine that was never timed is tried.
+    much more as it is longer. A draft of `one_pass` has one cost at every length. Assumed costs, in
+    steps, become nanoseconds with the first pass; a step counts as one before, so that an engine
+    that was never timed is tried.
 
     Units: nanoseconds.
     """

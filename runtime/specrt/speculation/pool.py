@@ -16,8 +16,8 @@ from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
     NO_DRAFTER,
-    ForcedDrafter,
     BlockDrafter,
+    ForcedDrafter,
     HeadDrafter,
     ModelDrafter,
     NoDrafter,

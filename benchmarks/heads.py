@@ -1,0 +1,235 @@
+"""Time what heads cost: EAGLE-3, a pass for each token, and heads that draft a block in one pass.
+
+Target and heads are made of noise, which costs the same as what was trained; nothing they draft is
+accepted. Each head is built with the target into a bundle in --work and kept there. Rounds of all
+bundles run in turns. Costs are medians, in steps: a target pass of one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import specrt
+from specrt.tuning.pass_timer import PassTimer
+from specrt_export.builder import build
+from specrt_export.recipe import read_recipe
+
+RECIPE = """
+name = "heads"
+
+[target]
+checkpoint = "target"
+precision = "{precision}"
+
+[draft]
+checkpoint = "{head}"
+precision = "{precision}"
+
+[engine]
+max_length = 512
+prefill = 64
+gammas = [1, 2, 3, 4, 5, 6, 7]
+
+[quality]
+calibration = "text.txt"
+max_kl = 10.0
+min_top1 = 0.0
+min_acceptance = 0.0
+"""
+
+INPUTS = [2, 8, 13]
+
+
+class Sizes(NamedTuple):
+    """The sizes of the target, and so of its heads."""
+
+    layers: int
+    width: int
+    vocabulary: int
+
+    @property
+    def heads(self) -> int:
+        """Of attention; half as many have keys and values of their own."""
+        return self.width // 64
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What the config.json of a target and of heads have."""
+        return {
+            "model_type": "qwen3", "vocab_size": self.vocabulary, "hidden_size": self.width,
+            "intermediate_size": 3 * self.width, "num_attention_heads": self.heads, "head_dim": 64,
+            "num_key_value_heads": self.heads // 2, "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+            "bos_token_id": 1, "eos_token_id": 2, "rope_theta": 10000.0,
+        }  # fmt: skip
+
+
+def noise(*shape: int) -> torch.Tensor:
+    """Return a weight of noise, as checkpoints store it."""
+    return (torch.randn(*shape) * 0.02).to(torch.bfloat16)
+
+
+def layer_weights(sizes: Sizes, number: int, read: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a layer whose attention reads so many times the width."""
+    width, at = sizes.width, f"layers.{number}."
+    for name, rows, columns in (
+        ("self_attn.q_proj", width, read * width), ("self_attn.k_proj", width // 2, read * width),
+        ("self_attn.v_proj", width // 2, read * width), ("self_attn.o_proj", width, width),
+        ("mlp.gate_proj", 3 * width, width), ("mlp.up_proj", 3 * width, width),
+        ("mlp.down_proj", width, 3 * width),
+    ):  # fmt: skip
+        yield f"{at}{name}.weight", noise(rows, columns)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{at}{name}.weight", torch.ones(width)
+    for name in ("self_attn.q_norm", "self_attn.k_norm"):
+        yield f"{at}{name}.weight", torch.ones(64)
+
+
+def save(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    """Write a checkpoint."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def save_target(folder: Path, sizes: Sizes) -> None:
+    """Write a target of noise, with a tokenizer of its own."""
+    config = {
+        **sizes.config, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": sizes.layers
+    }  # fmt: skip
+    weights = {
+        f"model.{name}": weight
+        for number in range(sizes.layers)
+        for name, weight in layer_weights(sizes, number)
+    }
+    weights |= {
+        "model.embed_tokens.weight": noise(sizes.vocabulary, sizes.width),
+        "model.norm.weight": torch.ones(sizes.width),
+        "lm_head.weight": noise(sizes.vocabulary, sizes.width),
+    }
+    save(folder, config, weights)
+    words = {f"t{i}": i for i in range(sizes.vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, "t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = " ".join(f"t{i % sizes.vocabulary}" for i in range(0, 600 * 37, 37))
+    (folder.parent / "text.txt").write_text(text, encoding="utf-8")
+
+
+def save_eagle3(folder: Path, sizes: Sizes) -> None:
+    """Write an EAGLE-3 head of one layer that scores all entries."""
+    config = {
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
+        "transformer_layer_config": {**sizes.config, "num_hidden_layers": 1},
+        "eagle_aux_hidden_state_layer_ids": INPUTS, "draft_vocab_size": sizes.vocabulary,
+    }  # fmt: skip
+    weights = {
+        "fc.weight": noise(sizes.width, 3 * sizes.width),
+        "layers.0.hidden_norm.weight": torch.ones(sizes.width),
+        "norm.weight": torch.ones(sizes.width),
+        "lm_head.weight": noise(sizes.vocabulary, sizes.width),
+        **dict(layer_weights(sizes, 0, read=2)),
+    }
+    save(folder, config, weights)
+
+
+def save_block(folder: Path, sizes: Sizes, layers: int) -> None:
+    """Write a block head that drafts seven tokens in a block of eight."""
+    config = {
+        **sizes.config, "architectures": ["DFlashDraftModel"], "num_hidden_layers": layers,
+        "block_size": 8, "num_target_layers": sizes.layers,
+        "dflash_config": {"mask_token_id": 0, "target_layer_ids": [i - 1 for i in INPUTS]},
+    }  # fmt: skip
+    weights = {
+        "fc.weight": noise(sizes.width, 3 * sizes.width),
+        "hidden_norm.weight": torch.ones(sizes.width),
+        "norm.weight": torch.ones(sizes.width),
+    }
+    for number in range(layers):
+        weights |= dict(layer_weights(sizes, number))
+    save(folder, config, weights)
+
+
+def bundles(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict[str, Path]:
+    """Build a bundle for each head; keep those that are there."""
+    torch.manual_seed(0)
+    if not (work / "target").is_dir():
+        save_target(work / "target", sizes)
+    if not (work / "eagle3").is_dir():
+        save_eagle3(work / "eagle3", sizes)
+    found = {}
+    for name in ("eagle3", *(f"block{count}" for count in layers)):
+        if not (work / name).is_dir():
+            save_block(work / name, sizes, int(name.removeprefix("block")))
+        found[name] = work / f"{name}-{precision}"
+        if not found[name].is_dir():
+            recipe = work / f"{name}.toml"
+            recipe.write_text(RECIPE.format(head=name, precision=precision), encoding="utf-8")
+            build(read_recipe(recipe), found[name])
+    return found
+
+
+def main() -> None:
+    """Print what drafting costs, and how many tokens a round must emit to be no slower."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="where bundles are made")
+    parser.add_argument("--layers", type=int, nargs="+", default=[5, 2, 1], help="of block heads")
+    parser.add_argument("--gammas", type=int, nargs="+", default=[4, 7])
+    parser.add_argument("--precision", default="int8")
+    parser.add_argument("--target-layers", type=int, default=16)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--laps", type=int, default=25)
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    sizes = Sizes(options.target_layers, options.width, options.vocabulary)
+    drafts: dict[tuple[str, int], list[int]] = defaultdict(list)
+    verifies: dict[int, list[int]] = defaultdict(list)
+    with ExitStack() as stack:
+        timers = {
+            name: PassTimer(
+                stack.enter_context(
+                    specrt.load(bundle, threads=options.threads, owns_process=True)
+                ).models,
+                None,
+                perf_counter_ns,
+            )
+            for name, bundle in bundles(
+                options.work, sizes, options.layers, options.precision
+            ).items()
+        }
+        for timer in timers.values():
+            timer.fill(perf_counter_ns() + 10**9)
+        for lap in range(options.laps + 1):
+            for name, timer in timers.items():
+                for gamma in (0, *options.gammas):
+                    for timed in timer.burst(gamma, 3):
+                        if lap and timed.drafted == gamma:  # the first lap binds buffers
+                            verifies[gamma].append(timed.verify_ns)
+                            drafts[name, gamma].append(timed.draft_ns)
+    step = median(verifies[0])
+    print(f"a step of the target takes {step / 1e6:.2f} ms")
+    for gamma in options.gammas:
+        print(f"a target pass of {gamma + 1} takes {median(verifies[gamma]) / step:.2f} steps")
+    print("| head | gamma | drafting, steps | round, steps = tokens a round that it must emit |")
+    print("| --- | ---: | ---: | ---: |")
+    for name in timers:
+        for gamma in options.gammas:
+            draft, verify = median(drafts[name, gamma]), median(verifies[gamma])
+            print(f"| {name} | {gamma} | {draft / step:.2f} | {(draft + verify) / step:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
