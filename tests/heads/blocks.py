@@ -22,7 +22,12 @@ OUTPUTS = [i - 1 for i in INPUTS]
 """The layers of the target whose outputs a head reads: inputs of the next ones."""
 
 
-def random_weights(confidence: bool = False, scored: int = VOCABULARY) -> dict[str, torch.Tensor]:
+RANK = 8
+
+
+def random_weights(
+    confidence: bool = False, scored: int = VOCABULARY, rank: int = 0
+) -> dict[str, torch.Tensor]:
     """Return random weights of a block head of two layers, by the names of all formats."""
     torch.manual_seed(3)
 
@@ -53,8 +58,11 @@ def random_weights(confidence: bool = False, scored: int = VOCABULARY) -> dict[s
         made["d2t"] = ids - torch.arange(scored)
         made["lm_head.weight"] = normal(scored, WIDTH)
     if confidence:
-        made["confidence_head.proj.weight"] = normal(1, WIDTH)
+        made["confidence_head.proj.weight"] = normal(1, WIDTH + rank)
         made["confidence_head.proj.bias"] = normal(1)
+    if rank:
+        made["markov_head.markov_w1.weight"] = normal(VOCABULARY, rank, scale=1.0)
+        made["markov_head.markov_w2.weight"] = normal(VOCABULARY, rank, scale=1.0)
     return made
 
 
@@ -62,6 +70,8 @@ def save_block_head(
     folder: Path, form: str = "dflash", weights: dict[str, torch.Tensor] | None = None, **more: Any
 ) -> Path:
     """Write a checkpoint as `dflash`, `dspark` or `speculators` have it; `more` is of config.json.
+
+    `markov` is `dspark` with a Markov head.
 
     Embeddings and the last projection are the target's, but in that of speculators.
     """
@@ -72,11 +82,13 @@ def save_block_head(
             "num_target_layers": 4,
             "dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS},
         }  # fmt: skip
-    elif form == "dspark":
+    elif form in ("dspark", "markov"):
+        rank = RANK if form == "markov" else 0
         config = {
             **BLOCK_LAYER, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK - 1,
             "mask_token_id": MASK, "target_layer_ids": OUTPUTS, "enable_confidence_head": True,
-            "confidence_head_with_markov": False, "markov_rank": 0,
+            "confidence_head_with_markov": bool(rank), "markov_rank": rank,
+            "markov_head_type": "vanilla",
         }  # fmt: skip
     else:
         config = {
@@ -86,7 +98,8 @@ def save_block_head(
         }  # fmt: skip
     made = weights
     if made is None:
-        made = random_weights(form == "dspark", 40 if form == "speculators" else VOCABULARY)
+        scored = 40 if form == "speculators" else VOCABULARY
+        made = random_weights(form in ("dspark", "markov"), scored, RANK * (form == "markov"))
     (folder / "config.json").write_text(json.dumps(config | more), encoding="utf-8")
     save_file(made, folder / "model.safetensors")
     return folder

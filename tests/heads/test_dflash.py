@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from heads.blocks import BLOCK, HEAD_DIM, MASK, OUTPUTS, random_weights, save_block_head
+from heads.blocks import (
+    BLOCK,
+    HEAD_DIM,
+    MASK,
+    OUTPUTS,
+    RANK,
+    random_weights,
+    save_block_head,
+)
 from heads.conftest import INPUTS, RECIPE, VOCABULARY, WIDTH
 from specrt.errors import CheckpointError, ExportError, SpecrtError
 from specrt_export.builder import build
@@ -78,10 +86,10 @@ def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor
     return rms(state, w["norm.weight"])
 
 
-@pytest.mark.parametrize("form", ["dflash", "dspark"])
+@pytest.mark.parametrize("form", ["dflash", "dspark", "markov"])
 def test_a_block_is_what_the_paper_says(tmp_path: Path, target: Path, form: str) -> None:
     """Module against a few lines of algebra; graph against module."""
-    weights = random_weights(form == "dspark")
+    weights = random_weights(form != "dflash", rank=RANK if form == "markov" else 0)
     head = opened(save_block_head(tmp_path / "head", form, weights), target)
     feature, model = load_block_head(head)
     rng = np.random.default_rng(0)
@@ -92,13 +100,22 @@ def test_a_block_is_what_the_paper_says(tmp_path: Path, target: Path, form: str)
     embeds = model.embed_tokens(block).detach()
     states = written_out(weights, embeds, torch.from_numpy(context))
     # The first position of DFlash stands for a token that is known.
-    states = states if form == "dspark" else states[1:]
+    states = states[1:] if form == "dflash" else states
     assert len(states) == BLOCK - 1
-    assert np.allclose(found["logits"], (states @ model.lm_head.weight.T).detach(), atol=1e-4)
-    if form == "dspark":
-        sure = states @ weights["confidence_head.proj.weight"][0]
-        sure = torch.sigmoid(sure + weights["confidence_head.proj.bias"])
-        assert np.allclose(found["confidence"], sure, atol=1e-4)
+    token, logits, sure = 7, [], []
+    for state in states:
+        scores, read = state @ model.lm_head.weight.detach().T, state
+        if form == "markov":
+            before = weights["markov_head.markov_w1.weight"][token]
+            scores = scores + weights["markov_head.markov_w2.weight"] @ before
+            read = torch.cat([state, before])
+        if form != "dflash":
+            odds = weights["confidence_head.proj.weight"][0] @ read
+            sure.append(torch.sigmoid(odds + weights["confidence_head.proj.bias"])[0])
+        logits.append(scores)
+        token = int(scores.argmax())
+    assert np.allclose(found["logits"], torch.stack(logits), atol=1e-4)
+    assert np.allclose(found.get("confidence", []), sure, atol=1e-4)
     read = [torch.from_numpy(rng.normal(size=(3, WIDTH)).astype(np.float32)) for _ in INPUTS]
     projected = rms(torch.cat(read, -1) @ weights["fc.weight"].T, weights["hidden_norm.weight"])
     assert torch.allclose(feature(read).detach(), projected, atol=1e-4)
@@ -185,7 +202,9 @@ def flash(**more: Any) -> dict[str, Any]:
         ({"architectures": ["DFlash2DraftModel"]}, "second version"),
         ({"layer_types": ["full_attention"]}, "for each of 2 layers"),
         ({"use_sliding_window": True, "sliding_window": 8}, "no layer_types"),
-        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 4}, "Markov head"),
+        ({"markov_rank": 4, "markov_head_type": "rnn"}, "markov_head_type 'rnn'"),
+        ({"markov_rank": 4, "draft_vocab_size": 40}, "Markov head and scores 40 entries"),
+        ({"markov_rank": 4}, r"markov_head.markov_w1.weight is nothing"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -215,7 +234,7 @@ def test_a_head_is_known_by_its_weights_too(tmp_path: Path, target: Path) -> Non
     ("backend", "message"),
     [
         ("tensorrt-rtx", "tensorrt-rtx runs no dflash heads yet"),
-        ("ort-cuda", "ort-cuda runs no dflash heads yet"),
+        ("tensorrt", "tensorrt runs no dflash heads yet"),
     ],
 )
 def test_other_backends_refuse_block_heads_by_name(

@@ -30,7 +30,19 @@ CONTEXT = "context"
 """The input of a block head's graph that nothing else has: features of positions before a block."""
 
 CONFIDENCE = "confidence"
-"""The output of a graph with a confidence head: how likely each drafted token is accepted."""
+"""The output of a graph with a confidence head: how likely each drafted token is accepted; log odds
+where it reads the token before."""
+
+PREVIOUS = "previous"
+"""The input of a graph with a Markov head: tokens [B, N] whose next ones are asked about."""
+
+MARKOV = "markov"
+"""Its output: what a token adds to the scores of the next one, [B, N, entries]."""
+
+MARKOV_CONFIDENCE = "markov_confidence"
+"""What it adds to the log odds that the next one is accepted, [B, N]."""
+
+_MARKOV = "vanilla"
 
 _LAYER_TYPES = ("llama", "qwen3")
 
@@ -62,6 +74,9 @@ class BlockConfig(HeadSizes):
     causal: tuple[bool, ...]
     """Per layer, whether a position sees nothing behind it in the block."""
     has_confidence: bool = False
+    markov_rank: int = 0
+    """Of the scores that a token adds to those of the next one; 0 where it adds none."""
+    confidence_reads_markov: bool = False
 
     @property
     def drafts(self) -> int:
@@ -115,10 +130,16 @@ def _check_options(checkpoint: Checkpoint) -> None:
                 f"{origin} has {key} {options[key]!r}, and block heads with it are not supported "
                 "yet: use one without"
             )
-    if options.get("markov_rank"):
+    kind = str(options.get("markov_head_type") or _MARKOV).lower()
+    if options.get("markov_rank") and kind != _MARKOV:
         raise CheckpointError(
-            f"{origin} has a Markov head (markov_rank {options['markov_rank']}), which is not "
-            "supported yet: use a head of DFlash, or of DSpark with markov_rank 0"
+            f"{origin} has markov_head_type {kind!r}, which is not supported yet; expected "
+            f"{_MARKOV!r}"
+        )
+    if options.get("markov_rank") and options.get(SIZE) not in (None, options.get("vocab_size")):
+        raise CheckpointError(
+            f"{origin} has a Markov head and scores {options[SIZE]} entries only, which is not "
+            "supported yet; use a head that scores all"
         )
 
 
@@ -147,6 +168,9 @@ def _read_config(
         )
     is_dspark = any("dspark" in name.lower() for name in head_names(checkpoint.config))
     windows, causal = _attention(checkpoint, options, layer, count)
+    rank = whole_number(checkpoint, "markov_rank", options, 0) if options.get("markov_rank") else 0
+    confident = is_dspark and bool(options.get("enable_confidence_head"))
+    reads = confident and rank > 0 and bool(options.get("confidence_head_with_markov"))
     return BlockConfig(
         layer=layer, layers=count, vocabulary=vocabulary,
         scored=int(options.get(SIZE) or vocabulary),
@@ -155,7 +179,7 @@ def _read_config(
         block_size=size, mask_token_id=mask,
         predicts_next=bool(options.get("sample_from_anchor", is_dspark)),
         windows=windows, causal=causal,
-        has_confidence=is_dspark and bool(options.get("enable_confidence_head")),
+        has_confidence=confident, markov_rank=rank, confidence_reads_markov=reads,
     ), guess  # fmt: skip
 
 
@@ -233,8 +257,13 @@ def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     }
     for i in range(config.layers):
         shapes |= {f"layers.{i}.{n}.weight": shape for n, shape in _layer_shapes(config).items()}
+    rank = config.markov_rank
+    if rank:
+        shapes["markov_head.markov_w1.weight"] = (config.vocabulary, rank)
+        shapes["markov_head.markov_w2.weight"] = (config.scored, rank)
     if config.has_confidence:
-        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        read = width + rank * config.confidence_reads_markov
+        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
     return shapes
 
 
@@ -253,10 +282,11 @@ def _layer_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
 
 
-def block_facts(config: BlockConfig) -> dict[str, int]:
+def block_facts(config: BlockConfig) -> dict[str, int | bool]:
     """Return what an engine of a block head has to know to be fed: see `BLOCK` of the runtime."""
     return {
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,
         "drafts": config.drafts,
+        "chained": config.markov_rank > 0,
     }

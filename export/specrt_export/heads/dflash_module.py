@@ -50,7 +50,8 @@ class BlockAttention(torch.nn.Module):
         super().__init__()
         self.number = number
         self.head_dim = config.head_dim
-        heads, kv = config.num_attention_heads, config.num_key_value_heads
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        heads, kv = self.heads, self.kv_heads
         width, bias = config.hidden_size, bool(getattr(config, "attention_bias", False))
 
         def linear(read: int, made: int) -> torch.nn.Linear:
@@ -68,22 +69,23 @@ class BlockAttention(torch.nn.Module):
     ) -> Tensor:
         """Shapes: block [B, S, W], context [B, C, W], cos and sin [B, 1, C + S, D]; [B, S, W]."""
         read, behind = torch.cat([context, block], dim=1), context.shape[1]
-        query = self.q_norm(self._heads(self.q_proj(block))).transpose(1, 2)
-        key = self.k_norm(self._heads(self.k_proj(read))).transpose(1, 2)
-        value = self._heads(self.v_proj(read)).transpose(1, 2)
+        query = self.q_norm(self._split(self.q_proj(block), self.heads)).transpose(1, 2)
+        key = self.k_norm(self._split(self.k_proj(read), self.kv_heads)).transpose(1, 2)
+        value = self._split(self.v_proj(read), self.kv_heads).transpose(1, 2)
         query = query * cos[:, :, behind:] + _turned(query) * sin[:, :, behind:]
         key = key * cos + _turned(key) * sin
         attended = attend(self.number, query, key, value)
-        made: Tensor = self.o_proj(attended.reshape(*block.shape[:2], -1))
+        joined = attended.reshape(*block.shape[:2], self.heads * self.head_dim)
+        made: Tensor = self.o_proj(joined)
         return made
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim)
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.view(*x.shape[:2], heads, self.head_dim)
 
 
 def _turned(x: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat([-high, low], dim=-1)
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
 
 
 class BlockLayer(torch.nn.Module):
@@ -104,12 +106,43 @@ class BlockLayer(torch.nn.Module):
         return made
 
 
-class ConfidenceHead(torch.nn.Module):
-    """How likely the target accepts each token of a block."""
+class MarkovHead(torch.nn.Module):
+    """Scores that a token adds to those of the next one, of low rank."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.proj = torch.nn.Linear(config.width, 1)
+        self.markov_w1 = torch.nn.Embedding(config.vocabulary, config.markov_rank)
+        self.markov_w2 = torch.nn.Linear(config.markov_rank, config.scored, bias=False)
+
+    def forward(self, previous: Tensor) -> Tensor:
+        """Shapes: tokens [B, N] -> [B, N, entries]."""
+        added: Tensor = self.markov_w2(self.markov_w1(previous))
+        return added
+
+
+class ConfidenceHead(torch.nn.Module):
+    """The log odds that the target accepts each token of a block.
+
+    They are a sum of what the state says, and of what the token before says to a Markov head.
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self._rank = config.markov_rank * config.confidence_reads_markov
+        self._width = config.width
+        self.proj = torch.nn.Linear(config.width + self._rank, 1)
+
+    def of_states(self, states: Tensor) -> Tensor:
+        """Shapes: [B, R, W] -> [B, R]."""
+        zeros = states.new_zeros(*states.shape[:-1], self._rank)
+        odds: Tensor = self.proj(torch.cat([states, zeros], dim=-1)).squeeze(-1)
+        return odds
+
+    def of_tokens(self, embeds: Tensor) -> Tensor:
+        """Shapes: embeddings of the Markov head [B, N, rank] -> [B, N]."""
+        zeros = embeds.new_zeros(*embeds.shape[:-1], self._width)
+        read = torch.cat([zeros, embeds], dim=-1)
+        return torch.nn.functional.linear(read, self.proj.weight).squeeze(-1)
 
 
 class BlockDraftHead(torch.nn.Module):
@@ -131,6 +164,7 @@ class BlockDraftHead(torch.nn.Module):
         self.norm = Qwen3RMSNorm(width, eps=eps)
         self.lm_head = torch.nn.Linear(width, config.scored, bias=False)
         self.rotary_emb = Qwen3RotaryEmbedding(config=self.config)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
         self.confidence_head = ConfidenceHead(config) if config.has_confidence else None
 
     def forward(self, embeds: Tensor, context: Tensor, positions: Tensor, attend: Attend) -> Tensor:

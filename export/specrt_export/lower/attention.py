@@ -267,13 +267,14 @@ class _Fusion:
         rotary = match_rotary(self.view, name) if turns else None
         tables = self.rotations.tables(rotary) if rotary else None
         if rotary is None or tables is None:
-            return Heads(self._packed(name), heads, None)
-        return Heads(self._packed(rotary.x), heads, tables)
+            return Heads(self._packed(name, heads), heads, None)
+        return Heads(self._packed(rotary.x, heads), heads, tables)
 
-    def _packed(self, name: str) -> str:
+    def _packed(self, name: str, heads: int) -> str:
         """Return a value [B, S, H · D] for one [B, H, S, D], undoing a reshape if there is one."""
         view = self.view
-        shape = view.add_constant("shape", np.array([0, 0, -1], np.int64))
+        joined = np.array([0, 0, heads * self.geometry.head_dim], np.int64)
+        shape = view.add_constant("shape", joined)
         transpose = view.maker(name, "Transpose")
         if transpose is None or list(transpose.attribute[0].ints) != [0, 2, 1, 3]:
             turned = view.add("Transpose", [name], perm=[0, 2, 1, 3])

@@ -330,7 +330,8 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
 
 
 _BY_ROW = (
-    "input_ids", "start", "hidden", "context", "logits", "argmax", "feature", "state", "confidence",
+    "input_ids", "start", "hidden", "context", "previous", "logits", "argmax", "feature", "state",
+    "confidence", "markov", "markov_confidence",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.heads.dflash_format import CONTEXT
+from specrt_export.heads.dflash_format import CONTEXT, PREVIOUS
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
@@ -247,7 +247,7 @@ def name_contract(graph: ir.Graph, layers: int, beside: Sequence[str] = ()) -> N
 
     `beside` are those that only a target with a head has, or only a head.
     """
-    read = [name for name in beside if name in (HIDDEN, CONTEXT)]
+    read = [name for name in beside if name in (HIDDEN, CONTEXT, PREVIOUS)]
     made = [name for name in beside if name not in read]
     pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
     for value, name in zip(

@@ -220,7 +220,7 @@ class GraphRun:
 
     def outputs(
         self, wanted: Sequence[str], tokens: Tokens, start: Sequence[int], rows: Sequence[int],
-        **beside: NDArray[np.float32] | None,
+        **beside: NDArray[Any] | None,
     ) -> list[Any]:  # fmt: skip
         """Feed tokens, and what a head reads `beside`, by its input; return outputs by name."""
         feed = {

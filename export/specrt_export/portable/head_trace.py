@@ -12,7 +12,15 @@ from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
 from specrt.engine.ort_block import BLOCK
-from specrt_export.heads.dflash_format import CONFIDENCE, CONTEXT, BlockHead, block_facts
+from specrt_export.heads.dflash_format import (
+    CONFIDENCE,
+    CONTEXT,
+    MARKOV,
+    MARKOV_CONFIDENCE,
+    PREVIOUS,
+    BlockHead,
+    block_facts,
+)
 from specrt_export.heads.dflash_module import BlockDraftHead
 from specrt_export.heads.eagle3_format import HIDDEN, Head
 from specrt_export.heads.eagle3_module import Eagle3Head
@@ -37,7 +45,8 @@ from specrt_export.portable.trace import (
 )
 
 CONTEXT_WIDTH = 7
-"""Of the example context; unlike all other sizes."""
+PREVIOUS_WIDTH = 11
+"""Of the example context, and of the tokens before others; unlike all other sizes."""
 
 
 def trace_eagle3_head(head: Head, positions: int) -> Traced:
@@ -80,11 +89,18 @@ def _trace_block(head: BlockHead, positions: int) -> Traced:
         buffers = _buffers(model, head, mode)
         geometry = _geometry(model, head, positions, config.windows)
         with mode:
-            module = DraftBlock(model, head.entries is not None).eval()
-            context = torch.zeros(BATCH, CONTEXT_WIDTH, config.width)
-            graph = export_module(module, geometry, [(context, "C")])
+            kind = MarkovBlock if config.markov_rank else DraftBlock
+            module = kind(model, head.entries is not None).eval()
+            read = [(torch.zeros(BATCH, CONTEXT_WIDTH, config.width), "C")]
+            if config.markov_rank:
+                read.append((torch.zeros(BATCH, PREVIOUS_WIDTH, dtype=torch.int64), "N"))
+            graph = export_module(module, geometry, read)
     fill(graph, {n: n for n, _ in model.named_parameters()}, buffers)
-    made = (CONTEXT, CONFIDENCE) if config.has_confidence else (CONTEXT,)
+    beside = {
+        CONTEXT: True, PREVIOUS: config.markov_rank, CONFIDENCE: config.has_confidence,
+        MARKOV: config.markov_rank, MARKOV_CONFIDENCE: config.confidence_reads_markov,
+    }  # fmt: skip
+    made = tuple(name for name, there in beside.items() if there)
     return Traced(graph, geometry, head.KIND, made, {BLOCK: json.dumps(block_facts(config))})
 
 
@@ -188,8 +204,30 @@ class DraftBlock(torch.nn.Module):
         logits = model.lm_head(states)
         outputs: list[Any] = [logits, best_ids(model, logits, self.maps)]
         if model.confidence_head is not None:
-            outputs.append(torch.sigmoid(model.confidence_head.proj(states)).squeeze(-1))
+            odds = model.confidence_head.of_states(states)
+            outputs.append(odds if config.confidence_reads_markov else torch.sigmoid(odds))
         return (*outputs, buffers.pairs)
+
+
+class MarkovBlock(DraftBlock):
+    """The same of a head whose scores depend on the token before, which a block does not know."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, context: Tensor, previous: Tensor,
+        pairs: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Run a block, and tell what tokens [B, N] add to the next ones, wherever these are.
+
+        Shapes: also returns what is added to scores [B, N, entries], and to the log odds of
+        confidence [B, N] if these depend on it.
+        """
+        *outputs, pairs = super().forward(input_ids, start, rows, context, pairs)
+        markov = self.model.markov_head
+        assert markov is not None
+        outputs.append(markov(previous))
+        if self.model.confidence_head is not None and self.model.flags.confidence_reads_markov:
+            outputs.append(self.model.confidence_head.of_tokens(markov.markov_w1(previous)))
+        return (*outputs, pairs)
 
 
 def block_mask(positions: Tensor, behind: int, places: Tensor, window: int, causal: bool) -> Tensor:

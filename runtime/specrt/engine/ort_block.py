@@ -17,9 +17,12 @@ from specrt.engine.ort import (
     bind_output,
     check_rows,
     run_bound,
+    widths,
 )
 from specrt.engine.protocol import CLOSED, BlockShape, Feed, check_bounds
 from specrt.errors import EngineError
+
+NO_SIZES = -1, 0, 0, 0
 
 BLOCK = "specrt.block"
 """The entry of a graph's metadata that says what its blocks are, as JSON; see `BlockShape`."""
@@ -48,6 +51,10 @@ class OrtBlockEngine(OrtEngine):
     many tokens are drafted, and a pass counts as many positions as it was fed, less one: those of
     the block are junk, which the next pass writes over.
 
+    A block whose tokens are `chained` is scored for its first one, the others as if no token were
+    before them. A recursive feed of a drafted token at its own position returns the scores of the
+    next one: those that the row's last block left, and what the Markov head adds.
+
     Features are read where the target's engine keeps them, as `HeadEngine` does.
     Shapes: `target_features` is [batch, max_length, width] f32, the target's own memory.
     """
@@ -66,8 +73,14 @@ class OrtBlockEngine(OrtEngine):
         self._numbers = np.arange(max(tokens, max_length))
         width = target_features.shape[-1]
         self._context = np.zeros((1, batch * max_width, width), np.float32)
-        self._sizes = -1, 0, 0
-        """Positions of contexts, of blocks, and scored rows of the pass that is bound."""
+        self._sizes = NO_SIZES
+        """Of the pass that is bound: positions of contexts and of blocks, scored rows, and tokens
+        that a Markov head reads."""
+        self._previous = np.zeros((1, batch), np.int64)
+        self._added = _markov_memory(session, batch) if self.block.chained else {}
+        """What the Markov head adds for each of its tokens, by output."""
+        self._left: dict[int, tuple[int, RowScores]] = {}
+        """By row, where the last block began, and its scores as the states alone have them."""
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
         """Run one pass of one row; see `Engine.forward`.
@@ -89,31 +102,66 @@ class OrtBlockEngine(OrtEngine):
         Contexts of all rows come first in it, then their blocks.
         """
         check_rows(self, feeds)
+        blocks = [feed for feed in feeds if not feed.recursive]
         for feed in feeds:
-            self._check(feed)
+            (self._check_recursive if feed.recursive else self._check)(feed)
+        scored, previous = self._run_blocks(blocks, feeds), iter(range(len(feeds)))
+        if not self.block.chained:
+            return tuple(scored)
+        found, begun = [], iter(scored)
+        for feed in feeds:
+            if not feed.recursive:
+                begin, scores = feed.start + len(feed.tokens) - 1, next(begun)
+                self._left[feed.row] = begin, _copied(scores)
+            begin, scores = self._left[feed.row]
+            place = 0 if not feed.recursive else feed.start - begin
+            found.append(self._chained(scores, place, feed, next(previous)))
+        return tuple(found)
+
+    def _run_blocks(self, blocks: Sequence[Feed], feeds: Sequence[Feed]) -> list[RowScores]:
+        """Run the blocks, and the Markov head over the last token of each feed."""
         size, place = self.block.block_size, 0
-        for feed in feeds:
+        if self.block.chained:
+            self._previous[0, : len(feeds)] = [feed.tokens[-1] for feed in feeds]
+        for feed in blocks:
             end, start = place + len(feed.tokens) - 1, feed.start
             left = self.target_features[feed.row, start : start + end - place]
             self._context[0, place:end] = left
             self._place(feed.row, start, place, end)
             place = end
         context, scored = place, 0
-        for number, feed in enumerate(feeds):
+        for number, feed in enumerate(blocks):
             begin, last = number * size, scored + feed.rows
             self._tokens[begin : begin + size] = self.block.mask_token_id
             self._tokens[begin] = feed.tokens[-1]
             self._place(feed.row, feed.start + len(feed.tokens) - 1, place, place + size)
             self._rows[scored:last] = self._numbers[begin : begin + feed.rows]
             place, scored = place + size, last
-        sizes = context, place - context, scored
+        sizes = context, place - context, scored, len(feeds) if self.block.chained else 0
         if self._sizes != sizes:
             self._bind_block(*sizes)
         run_bound(self._session, self._binding, place)
-        ends = np.cumsum([feed.rows for feed in feeds]).tolist()
-        return tuple(
-            [self._scored(end - feed.rows, end) for feed, end in zip(feeds, ends, strict=True)]
-        )
+        ends = np.cumsum([feed.rows for feed in blocks]).tolist()
+        return [self._scored(end - feed.rows, end) for feed, end in zip(blocks, ends, strict=True)]
+
+    def _chained(self, left: RowScores, place: int, feed: Feed, number: int) -> RowScores:
+        """Return scores with what the Markov head adds to those of `place`.
+
+        Of a block all are returned, of a recursive feed those of `place` alone.
+        """
+        argmax, logits, confidence, _ = left
+        row = logits[0, place] + self._added["markov"][0, number]
+        best = int(row.argmax())
+        if not np.isfinite(row[best]):
+            best = -1
+        if confidence is not None and "markov_confidence" in self._added:
+            confidence = _probability(confidence, self._added["markov_confidence"][0, number])
+        if feed.recursive:
+            sure = None if confidence is None else confidence[:, place : place + 1]
+            return RowScores(np.array([[best]]), row[None, None], sure)
+        argmax, logits = argmax.copy(), logits.copy()
+        argmax[0, 0], logits[0, 0] = best, row
+        return RowScores(argmax, logits, confidence)
 
     def _check(self, feed: Feed) -> None:
         """Refuse a feed that no pass can have.
@@ -133,12 +181,25 @@ class OrtBlockEngine(OrtEngine):
                 f"buffer that has 0 to {self.max_length - 1}"
             )
 
+    def _check_recursive(self, feed: Feed) -> None:
+        """Refuse a feed behind no block.
+
+        Raises: EngineError.
+        """
+        begin, scores = self._left.get(feed.row, (0, None))
+        scored = 0 if scores is None else scores.argmax.shape[1]
+        if len(feed.tokens) != 1 or feed.rows != 1 or not 0 < feed.start - begin < scored:
+            raise EngineError(
+                f"a recursive feed of {len(feed.tokens)} tokens at {feed.start} is not behind the "
+                f"last block of row {feed.row}, which scored {scored} tokens from {begin} on"
+            )
+
     def _place(self, row: int, start: int, first: int, last: int) -> None:
         """Say whose tokens `first` to `last` of the pass are, and that they stand from `start`."""
         self._slots[first:last] = row
         self._positions[first:last] = self._numbers[start : start + last - first]
 
-    def _bind_block(self, context: int, blocks: int, scored: int) -> None:
+    def _bind_block(self, context: int, blocks: int, scored: int, previous: int) -> None:
         """Bind what has another size than in the pass before; KV buffers are bound once."""
         if self._session is None:
             raise EngineError(CLOSED)
@@ -148,7 +209,7 @@ class OrtBlockEngine(OrtEngine):
                 bind_input(binding, name, cache)
                 bind_output(binding, f"present_{name}", cache)
             self._binding = binding  # with all of them, or an interruption leaves some out
-        self._sizes = -1, 0, 0  # an interruption leaves it half bound
+        self._sizes = NO_SIZES  # an interruption leaves it half bound
         if not self._scores or self._scores["argmax"].shape[1] < scored:
             self._reserve_scores(scored)
         self._bind_input("input_ids", self._tokens[None], blocks)
@@ -160,9 +221,36 @@ class OrtBlockEngine(OrtEngine):
         for name, memory in self._scores.items():
             value = self._value(name, memory[:, :scored], scored)
             self._binding.bind_ortvalue_output(name, value)
-        self._sizes = context, blocks, scored
+        if self.block.chained:
+            self._bind_input("previous", self._previous, previous)
+            for name, memory in self._added.items():
+                value = self._value(name, memory[:, :previous], previous)
+                self._binding.bind_ortvalue_output(name, value)
+        self._sizes = context, blocks, scored, previous
 
     def close(self) -> None:
         """Drop the session, the binding and the KV buffers."""
         super().close()
-        self._sizes = -1, 0, 0
+        self._sizes = NO_SIZES
+        self._left.clear()
+
+
+def _markov_memory(session: Any, batch: int) -> dict[str, NDArray[np.float32]]:
+    """Return the memory of what a Markov head adds: [1, batch, entries], and [1, batch]."""
+    entries, outputs = widths(session.get_outputs())["logits"], session.get_outputs()
+    names = {output.name for output in outputs}
+    memory = {"markov": np.zeros((1, batch, entries), np.float32)}
+    if "markov_confidence" in names:
+        memory["markov_confidence"] = np.zeros((1, batch), np.float32)
+    return memory
+
+
+def _copied(scores: RowScores) -> RowScores:
+    """Return scores in memory of their own: other rows have passes before they are read."""
+    confidence = None if scores.confidence is None else scores.confidence.copy()
+    return RowScores(scores.argmax.copy(), scores.logits.copy(), confidence)
+
+
+def _probability(odds: NDArray[np.float32], more: float) -> NDArray[np.float32]:
+    """Return the probabilities of log odds to which some more are added."""
+    return 1.0 / (1.0 + np.exp(-(odds + np.float32(more))))

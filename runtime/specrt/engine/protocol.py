@@ -103,6 +103,9 @@ class BlockShape(NamedTuple):
     mask_token_id: int
     drafts: int
     """Tokens that a pass drafts, at most."""
+    chained: bool = False
+    """Whether the scores of a token depend on the one before it: all but the first are asked for by
+    recursive feeds of that one."""
 
 
 def block_of(engine: Engine) -> BlockShape | None:

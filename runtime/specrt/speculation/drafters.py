@@ -249,8 +249,10 @@ class BlockDrafter(ModelDrafter):
 
     The pass is fed what the cache lacks; a position of its cache holds what the target left there,
     so it never counts the last token, whose position a block begins at. Where a block does not fit
-    behind the text any more nothing is drafted. The confidence of a token is the head's own.
-    Source: DFlash, Chen et al. 2026, arXiv:2602.06036.
+    behind the text any more nothing is drafted. The confidence of a token is the head's own. Where
+    a Markov head adds to the scores of a token what the one before it says, the engine is asked for
+    each once that is drawn, which is one small product.
+    Source: DFlash, Chen et al. 2026, arXiv:2602.06036; DSpark, arXiv:2606.19348.
     """
 
     def __init__(
@@ -270,6 +272,9 @@ class BlockDrafter(ModelDrafter):
         return self._rows
 
     def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
+        if drafted and self._block.chained:
+            place = committed + drafted - 1
+            return (yield Pass(self._cache.engine, pending, place, 1, recursive=True))
         if not drafted:
             self._output = yield from self._run(pending)
         return RowOutput(self._output, 0, drafted, 1)

@@ -116,11 +116,17 @@ class GammaPolicies:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             elif fused and source == ModelDrafter.SOURCE:
                 costs = as_one_launch(costs)
-            elif self._models.block is not None and source == ModelDrafter.SOURCE:
+            elif self._one_pass and source == ModelDrafter.SOURCE:
                 costs = costs.of_one_pass()
             rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
             self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
         return self._adaptive[key]
+
+    @property
+    def _one_pass(self) -> bool:
+        """Whether a draft of any length is one pass of the head."""
+        block = self._models.block
+        return block is not None and not block.chained
 
     @staticmethod
     def _key(
