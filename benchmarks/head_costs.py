@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import specrt
@@ -50,6 +50,9 @@ min_acceptance = 0.0
 """
 
 INPUTS = [2, 8, 13]
+
+RANK = 256
+"""Of the Markov head, as published ones have it."""
 
 
 class Sizes(NamedTuple):
@@ -146,7 +149,7 @@ def save_eagle3(folder: Path, sizes: Sizes) -> None:
 
 
 def save_block(folder: Path, sizes: Sizes, layers: int) -> None:
-    """Write a block head that drafts seven tokens in a block of eight."""
+    """Write a head that drafts seven tokens in a block of eight."""
     config = {
         **sizes.config, "architectures": ["DFlashDraftModel"], "num_hidden_layers": layers,
         "block_size": 8, "num_target_layers": sizes.layers,
@@ -162,6 +165,26 @@ def save_block(folder: Path, sizes: Sizes, layers: int) -> None:
     save(folder, config, weights)
 
 
+def save_dspark(folder: Path, sizes: Sizes, layers: int) -> None:
+    """Write a block head of seven positions, with a Markov and a confidence head."""
+    save_block(folder, sizes, layers)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "architectures": ["Qwen3DSparkModel"], "block_size": 7, "markov_rank": RANK,
+        "markov_head_type": "vanilla", "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = load_file(folder / "model.safetensors")
+    weights |= {
+        "markov_head.markov_w1.weight": noise(sizes.vocabulary, RANK),
+        "markov_head.markov_w2.weight": noise(sizes.vocabulary, RANK),
+        "confidence_head.proj.weight": noise(1, sizes.width + RANK),
+        "confidence_head.proj.bias": torch.zeros(1),
+    }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
 def bundles(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict[str, Path]:
     """Build a bundle for each head; keep those that are there."""
     torch.manual_seed(0)
@@ -170,9 +193,12 @@ def bundles(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict
     if not (work / "eagle3").is_dir():
         save_eagle3(work / "eagle3", sizes)
     found = {}
-    for name in ("eagle3", *(f"block{count}" for count in layers)):
+    forms = {f"dflash{count}": (save_block, count) for count in layers}
+    forms[f"dspark{max(layers)}"] = save_dspark, max(layers)
+    for name in ("eagle3", *forms):
         if not (work / name).is_dir():
-            save_block(work / name, sizes, int(name.removeprefix("block")))
+            write, count = forms[name]
+            write(work / name, sizes, count)
         found[name] = work / f"{name}-{precision}"
         if not found[name].is_dir():
             recipe = work / f"{name}.toml"

@@ -253,4 +253,5 @@ def _copied(scores: RowScores) -> RowScores:
 
 def _probability(odds: NDArray[np.float32], more: float) -> NDArray[np.float32]:
     """Return the probabilities of log odds to which some more are added."""
-    return 1.0 / (1.0 + np.exp(-(odds + np.float32(more))))
+    chances: NDArray[np.float32] = 1.0 / (1.0 + np.exp(-(odds + np.float32(more))))
+    return chances
