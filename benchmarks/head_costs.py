@@ -1,8 +1,8 @@
 """Time what heads cost: EAGLE-3, a pass for each token, and heads that draft a block in one pass.
 
 Target and heads are made of noise, which costs the same as what was trained; nothing they draft is
-accepted. Each head is built with the target into a bundle in --work and kept there. Rounds of all
-bundles run in turns. Costs are medians, in steps: a target pass of one token.
+accepted. The bundle of target and EAGLE-3 head is kept in --work. Rounds of all heads run in turns,
+beside one target. Costs are medians, in steps: a target pass of one token.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -22,9 +25,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import specrt
+from specrt.engine.backends import open_engine
+from specrt.engine.protocol import Engine, block_of
 from specrt.tuning.pass_timer import PassTimer
-from specrt_export.builder import build
-from specrt_export.recipe import read_recipe
+from specrt_export.builder import ModelBuilder, build
+from specrt_export.inputs import find_inputs
+from specrt_export.recipe import Recipe, read_recipe
 
 RECIPE = """
 name = "heads"
@@ -185,30 +191,74 @@ def save_dspark(folder: Path, sizes: Sizes, layers: int) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def bundles(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict[str, Path]:
-    """Build a bundle for each head; keep those that are there."""
+def write(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict[str, Recipe]:
+    """Write target, heads and their recipes, but for those that are there; return the recipes."""
     torch.manual_seed(0)
+    forms: dict[str, tuple[Callable[..., None], tuple[int, ...]]] = {"eagle3": (save_eagle3, ())}
+    forms |= {f"dflash{count}": (save_block, (count,)) for count in layers}
+    forms[f"dspark{max(layers)}"] = save_dspark, (max(layers),)
     if not (work / "target").is_dir():
         save_target(work / "target", sizes)
-    if not (work / "eagle3").is_dir():
-        save_eagle3(work / "eagle3", sizes)
     found = {}
-    forms = {f"dflash{count}": (save_block, count) for count in layers}
-    forms[f"dspark{max(layers)}"] = save_dspark, max(layers)
-    for name in ("eagle3", *forms):
+    for name, (save_head, numbers) in forms.items():
         if not (work / name).is_dir():
-            write, count = forms[name]
-            write(work / name, sizes, count)
-        found[name] = work / f"{name}-{precision}"
-        if not found[name].is_dir():
-            recipe = work / f"{name}.toml"
-            recipe.write_text(RECIPE.format(head=name, precision=precision), encoding="utf-8")
-            build(read_recipe(recipe), found[name])
+            save_head(work / name, sizes, *numbers)
+        recipe = work / f"{name}.toml"
+        recipe.write_text(RECIPE.format(head=name, precision=precision), encoding="utf-8")
+        found[name] = read_recipe(recipe)
     return found
 
 
+def head_engine(recipe: Recipe, folder: Path, target: Engine, threads: int | None) -> Engine:
+    """Build a head alone, and open it beside a target that leaves features of its width."""
+    model, options = find_inputs(recipe)[1], recipe.engine
+    folder.mkdir()
+    builder = ModelBuilder.of(recipe)
+    record, _ = builder.build(model, folder, folder, lambda stage, done: None)
+    return open_engine(
+        "ort-cpu", folder / record.engine, record.geometry, batch=1,
+        max_length=options.max_length, max_width=target.max_width, threads=threads or 0,
+        beside=target,
+    )  # fmt: skip
+
+
+def measured(
+    timers: dict[str, PassTimer], gammas: list[int], laps: int
+) -> tuple[dict[int, float], dict[tuple[str, int], float]]:
+    """Return medians in ns: of target passes by gamma, and of drafts by head and gamma."""
+    drafts, verifies = (
+        defaultdict[tuple[str, int], list[int]](list),
+        defaultdict[int, list[int]](list),
+    )
+    for timer in timers.values():
+        timer.fill(perf_counter_ns() + 10**9)
+    for lap in range(laps + 1):
+        for (name, timer), gamma in product(timers.items(), (0, *gammas)):
+            for timed in timer.burst(gamma, 3):
+                if lap and timed.drafted == gamma:  # the first lap binds buffers
+                    verifies[gamma].append(timed.verify_ns)
+                    drafts[name, gamma].append(timed.draft_ns)
+    return (
+        {gamma: median(times) for gamma, times in verifies.items()},
+        {key: median(times) for key, times in drafts.items()},
+    )
+
+
+def show(verify: dict[int, float], draft: dict[tuple[str, int], float], gammas: list[int]) -> None:
+    """Print costs in steps, and how many tokens a round must emit to be no slower."""
+    step = verify[0]
+    print(f"a step of the target takes {step / 1e6:.2f} ms")
+    for gamma in gammas:
+        print(f"a target pass of {gamma + 1} takes {verify[gamma] / step:.2f} steps")
+    print("| head | gamma | drafting, steps | round, steps = tokens a round that it must emit |")
+    print("| --- | ---: | ---: | ---: |")
+    for (name, gamma), ns in draft.items():
+        if gamma:
+            print(f"| {name} | {gamma} | {ns / step:.2f} | {(ns + verify[gamma]) / step:.2f} |")
+
+
 def main() -> None:
-    """Print what drafting costs, and how many tokens a round must emit to be no slower."""
+    """Build what is missing, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where bundles are made")
     parser.add_argument("--layers", type=int, nargs="+", default=[5, 2, 1], help="of block heads")
@@ -221,40 +271,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     sizes = Sizes(options.target_layers, options.width, options.vocabulary)
-    drafts: dict[tuple[str, int], list[int]] = defaultdict(list)
-    verifies: dict[int, list[int]] = defaultdict(list)
+    recipes = write(options.work, sizes, options.layers, options.precision)
+    bundle = options.work / f"eagle3-{options.precision}"
+    if not bundle.is_dir():
+        build(recipes["eagle3"], bundle)
     with ExitStack() as stack:
-        timers = {
-            name: PassTimer(
-                stack.enter_context(
-                    specrt.load(bundle, threads=options.threads, owns_process=True)
-                ).models,
-                None,
-                perf_counter_ns,
-            )
-            for name, bundle in bundles(
-                options.work, sizes, options.layers, options.precision
-            ).items()
-        }
-        for timer in timers.values():
-            timer.fill(perf_counter_ns() + 10**9)
-        for lap in range(options.laps + 1):
-            for name, timer in timers.items():
-                for gamma in (0, *options.gammas):
-                    for timed in timer.burst(gamma, 3):
-                        if lap and timed.drafted == gamma:  # the first lap binds buffers
-                            verifies[gamma].append(timed.verify_ns)
-                            drafts[name, gamma].append(timed.draft_ns)
-    step = median(verifies[0])
-    print(f"a step of the target takes {step / 1e6:.2f} ms")
-    for gamma in options.gammas:
-        print(f"a target pass of {gamma + 1} takes {median(verifies[gamma]) / step:.2f} steps")
-    print("| head | gamma | drafting, steps | round, steps = tokens a round that it must emit |")
-    print("| --- | ---: | ---: | ---: |")
-    for name in timers:
-        for gamma in options.gammas:
-            draft, verify = median(drafts[name, gamma]), median(verifies[gamma])
-            print(f"| {name} | {gamma} | {draft / step:.2f} | {(draft + verify) / step:.2f} |")
+        loaded = specrt.load(bundle, threads=options.threads, owns_process=True)
+        models = stack.enter_context(loaded).models
+        scratch = Path(stack.enter_context(TemporaryDirectory(dir=options.work)))
+        timers = {"eagle3": PassTimer(models, None, perf_counter_ns)}
+        for name in (name for name in recipes if name not in timers):
+            head = head_engine(recipes[name], scratch / name, models.target, options.threads)
+            stack.callback(head.close)
+            beside = replace(models, draft=head, block=block_of(head))
+            timers[name] = PassTimer(beside, None, perf_counter_ns)
+        show(*measured(timers, options.gammas, options.laps), options.gammas)
 
 
 if __name__ == "__main__":

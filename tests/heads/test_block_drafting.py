@@ -16,7 +16,7 @@ from heads.blocks import BLOCK, save_block_head
 from heads.conftest import RECIPE, VOCABULARY
 from heads.test_head_drafting import PROMPTS, SETTINGS, agreement, run
 from specrt.engine.backends import BACKENDS
-from specrt.engine.protocol import Feed
+from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import BundleError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -37,33 +37,29 @@ FORMS = ("speculators", "dspark", "markov")
 """A head that scores some entries, one with a confidence head, and one with a Markov head, too."""
 
 
-@pytest.fixture(scope="module")
-def bundles(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
-    for form in FORMS:
-        folder = tmp_path_factory.mktemp(form)
-        text = RECIPE.format(target=target, head=save_block_head(folder / "head", form))
-        (folder / "recipe.toml").write_text(text, encoding="utf-8")
-        build(read_recipe(folder / "recipe.toml"), folder / "bundle")
-        found[form] = folder / "bundle"
-    return found
-
-
 @pytest.fixture(scope="module", params=FORMS)
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def generator(bundles: dict[str, Path], form: str) -> Iterator[Generator]:
-    with specrt.load(bundles[form], threads=1, text_memory_bytes=0) as opened:
+def bundle(form: str, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(form)
+    text = RECIPE.format(target=target, head=save_block_head(folder / "head", form))
+    (folder / "recipe.toml").write_text(text, encoding="utf-8")
+    build(read_recipe(folder / "recipe.toml"), folder / "bundle")
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def generator(bundle: Path) -> Iterator[Generator]:
+    with specrt.load(bundle, threads=1, text_memory_bytes=0) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def head(bundles: dict[str, Path], form: str, target: Path) -> BlockHead:
-    folder = bundles[form].parent / "head"
-    return read_block_head(Checkpoint.open(folder), Checkpoint.open(target))
+def head(bundle: Path, target: Path) -> BlockHead:
+    return read_block_head(Checkpoint.open(bundle.parent / "head"), Checkpoint.open(target))
 
 
 class Torch:
@@ -176,6 +172,26 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
     assert chi < 2.5 * (table.shape[1] - 1)
 
 
+def test_rows_beside_each_other_are_scored_as_they_are_alone(generator: Generator) -> None:
+    """Whatever another row has in the same pass, and between two of them."""
+    models, (one, two) = generator.models, PROMPTS[:2]
+    target, draft, block = models.target, models.draft, models.block
+    assert isinstance(target, PackedEngine)
+    assert isinstance(draft, PackedEngine)
+    assert block is not None
+    target.forward_rows((Feed(0, one, 0, 1), Feed(1, two, 0, 1)))
+    own, other = Feed(0, one, 0, 5), Feed(1, two, 0, 3)
+    alone = draft.forward_rows((own,))[0].logits.copy()
+    assert np.array_equal(draft.forward_rows((other, own))[1].logits, alone)
+    if block.chained:
+        nexts = [Feed(0, [7], len(one) - 1 + i, 1, recursive=True) for i in (1, 2)]
+        alone = np.concatenate([draft.forward_rows((feed,))[0].logits for feed in nexts])
+        together = [draft.forward_rows(feeds) for feeds in ((nexts[0], other), (other, nexts[1]))]
+        assert np.array_equal(np.concatenate([together[0][0].logits, together[1][1].logits]), alone)
+        with pytest.raises(EngineError, match="not behind the last block"):
+            draft.forward_rows((nexts[0]._replace(start=len(one) + 5),))
+
+
 def test_passes_that_no_block_has_are_refused(generator: Generator) -> None:
     draft: Any = generator.models.draft
     end = draft.max_length
@@ -186,9 +202,9 @@ def test_passes_that_no_block_has_are_refused(generator: Generator) -> None:
 
 
 def test_a_backend_that_drafts_no_blocks_refuses_them_by_name(
-    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever other heads it runs."""
     monkeypatch.setitem(BACKENDS, "ort-cpu", replace(BACKENDS["ort-cpu"], blocks=False))
     with pytest.raises(BundleError, match=r"drafts blocks \(dflash\), which ort-cpu does not run"):
-        specrt.load(bundles["dspark"])
+        specrt.load(bundle)
