@@ -63,7 +63,7 @@ specrt.speculation
 specrt.sampling
 specrt.system.doctor
 specrt.engine.backends
-specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_cuda
+specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_block specrt.engine.ort_cuda
 specrt.engine.ort
 specrt.engine
 specrt.system

@@ -43,7 +43,8 @@ from specrt_export.compile.compiler import (
     GraphSource,
     Progress,
 )
-from specrt_export.heads.eagle3_format import KIND, Head, feature_weights, own_weights
+from specrt_export.heads.head_checkpoint import HeadCheckpoint, feature_weights, own_weights
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.inputs import (
     CalibrationPieces,
     ModelInputs,
@@ -357,7 +358,8 @@ class ModelBuilder:
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
             record = self._record(parameters, measured, compiled)
             vocab_map = "" if model.entries is None else VOCAB_MAP
-            record = replace(record, kind=KIND if is_head else "", vocab_map=vocab_map)
+            kind = model.head.KIND if role == "draft" and model.head is not None else ""
+            record = replace(record, kind=kind, vocab_map=vocab_map)
             return record, measured.likeliest
 
     def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
@@ -379,7 +381,7 @@ class ModelBuilder:
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 
-    def _export_pair(self, model: ModelInputs, head: Head, scratch: Path) -> GraphSource:
+    def _export_pair(self, model: ModelInputs, head: HeadCheckpoint, scratch: Path) -> GraphSource:
         """Export a target with the feature that its head reads, or that head."""
         from specrt_export.portable.exporter import export_graph, export_head
 
@@ -402,10 +404,9 @@ class ModelBuilder:
         if not (runs_here() and all(map(find_spec, ("torch", "transformers")))):
             return
         if model.head is not None and model.role == "draft":
-            from specrt_export.check.head_equivalence import check_head
-
             progress("compare draft with torch", 0.1)
-            check_head(model.head, source.graph, source.weights)
+            check_graph_of = HEAD_FORMATS[model.head.KIND].part("check_graph")
+            check_graph_of(model.head, source.graph, source.weights)
             return
         reference, reason = _open_reference(model.checkpoint, parameters)
         if reference is None:

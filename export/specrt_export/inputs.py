@@ -24,7 +24,8 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.heads.eagle3_format import Head, is_head, read_head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.graph import (
     Tokens,
@@ -184,7 +185,7 @@ class ModelInputs:
     """None where the recipe names no graph: it is exported as part of the build."""
     hub: str = ""
     """The name that the checkpoint was fetched by; empty where it was there."""
-    head: Head | None = None
+    head: HeadCheckpoint | None = None
     """The head that drafts, with both models of its pair; None where a model drafts, or nothing."""
     entries: NDArray[np.int64] | None = None
     """Of a draft: the target's id of each entry that it scores, rising; None where it scores all.
@@ -225,14 +226,17 @@ def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
 
     Raises: BuildError.
     """
+    kind = head_format(inputs[-1].checkpoint)
+    assert kind is not None, "a draft that is no head"
+    able = HEAD_FORMATS[kind].backends
     backends = [recipe.backend_of(model.role) for model in inputs]
     for model, backend in zip(inputs, backends, strict=True):
         source = recipe.sources[model.role]
         refused = {
             f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
                 model.graph is not None,
-            f"{backend} runs no heads yet: build the pair for {_run_heads()}, or with a draft "
-            "model": not recipe.spec_of(model.role).heads,
+            f"{backend} runs no {kind} heads yet: build the pair for {' or '.join(able)}, or "
+            "with a draft model": backend not in able,
             f"its backend is {backends[-1]} and the target's {backends[0]}, and it reads what the "
             "target leaves in memory: name one for both": backends[0] != backends[-1],
             f"{model.role}.bits is {source.bits!r}, and a head's are not chosen: set `precision`":

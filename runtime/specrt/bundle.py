@@ -74,8 +74,11 @@ class Geometry:
 FORMAT = 2
 """Of bundles whose draft is a head or scores some of the entries only; others are of format 1."""
 
-KINDS = ("", "eagle3")
+KINDS = ("", "eagle3", "dflash")
 """Of models; see `ModelRecord.kind`."""
+
+BLOCK_KINDS = ("dflash",)
+"""Those of heads that draft a block in one pass."""
 
 FILE_NAME = "manifest.json"
 
@@ -177,7 +180,8 @@ class ModelRecord:
     bits: dict[str, str] | None = None
     """Of each part whose bits the build chose, what it is stored as."""
     kind: str = ""
-    """`eagle3` for a head that drafts from the target's features; empty for a language model."""
+    """`eagle3` or `dflash` for a head that drafts from the target's features, in a chain or in a
+    block; empty for a language model."""
     features: Annotated[int, Interval(0, 10**6)] = 0
     """Width of the features that a target leaves at each position for a head, or a head reads."""
     accepted: tuple[float, ...] = ()

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
+from specrt.bundle import BLOCK_KINDS, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
 from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
 from specrt.engine.head_engine import trimmed
-from specrt.engine.protocol import Engine, FusedRounds
+from specrt.engine.protocol import Engine, FusedRounds, block_of
 from specrt.errors import BundleError, RequestError
 from specrt.generator import Generator, Prompt
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -91,6 +91,7 @@ def load(
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
         head=manifest.draft is not None and manifest.draft.kind != "",
+        block=None if draft is None else block_of(draft),
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
     return Generator(
@@ -210,6 +211,12 @@ def _open_model(
             f"{bundle.path} has a draft that is a head or scores some entries only, which "
             f"{manifest.backend_of(model)} does not run yet; build it for another "
             "backend, or with a whole draft model"
+        )
+    if model.kind in BLOCK_KINDS and not backend_of(manifest, model).blocks:
+        raise BundleError(
+            f"{bundle.path} has a head that drafts blocks ({model.kind}), which "
+            f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
+            "head of EAGLE-3"
         )
     engine = open_engine(
         manifest.backend_of(model),

@@ -75,7 +75,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("target/geometry/layers", 10**9, "target.geometry.layers is 1000000000"),
     ("draft/shape", 1, "draft has an unknown key"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
-    ("draft/kind", "medusa", 'kind is ("", "medusa"); expected one of ("", "eagle3") each'),
+    ("draft/kind", "medusa", 'kind is ("", "medusa"); expected one of ("", "eagle3", "dflash")'),
     ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),
     ("target/vocab_map", "tokenizer.json", "the target is a head or has a vocab_map"),
     ("draft/kind", "eagle3", "the head reads features of width 0, and the target leaves 0"),
@@ -176,6 +176,21 @@ def test_a_draft_that_its_backend_does_not_run_is_refused(
             if backend == "tensorrt":
                 assert answer["status"] == 4
                 assert "some entries only, which tensorrt does not run yet" in answer["message"]
+
+
+def test_a_head_that_drafts_blocks_is_refused_by_name(
+    native_calls: NativeCalls, folder: Path
+) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    manifest |= {"format": FORMAT}
+    manifest["target"]["features"] = 8
+    manifest["draft"] |= {"kind": "dflash", "features": 8}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(folder).draft is not None
+    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
+    (answer,) = native_calls([call])
+    assert answer["status"] == 4
+    assert "drafts blocks (dflash), which the native library does not run" in answer["message"]
 
 
 def listed(folder: Path, change: Callable[[Document], None]) -> None:

@@ -21,7 +21,7 @@ from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.speculation.drafters import HeadDrafter
+from specrt.speculation.drafters import BlockDrafter, HeadDrafter, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round
@@ -88,6 +88,12 @@ class Rounds:
     def random(self, count: int) -> list[int]:
         return [int(t) for t in self._rng.integers(0, VOCABULARY, count)]
 
+    def _drafter(self, gamma: int) -> ModelDrafter:
+        settings = self._cache, SamplingParams(), Noise(0), FixedGamma(gamma)
+        if self._models.block is not None:
+            return BlockDrafter(*settings, self._models.block, VOCABULARY)
+        return HeadDrafter(*settings, VOCABULARY)
+
     def step(self, draft: Draft | None = None) -> bool:
         """Run a round; with `draft`, tell whether the head drafts the same tokens.
 
@@ -96,9 +102,7 @@ class Rounds:
         gamma, same = int(self._rng.integers(1, 9)), True
         drafted = self.random(int(self._rng.integers(0, 9))) if self._target.length else []
         if draft is not None:
-            drafter = HeadDrafter(
-                self._cache, SamplingParams(), Noise(0), FixedGamma(gamma), VOCABULARY
-            )
+            drafter = self._drafter(gamma)
             drafted = list(run(drafter.propose(self.tokens, gamma)).tokens)
             same = drafted == draft(self.tokens, gamma)
         run(self._target.feed([*self.tokens[self._target.length :], *drafted], 1))

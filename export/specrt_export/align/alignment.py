@@ -46,6 +46,7 @@ from specrt_export.align.trainer import (
 )
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.equivalence import Reference
+from specrt_export.heads.eagle3_format import Head
 from specrt_export.inputs import ModelInputs, check_vocabulary, end_tokens, find_inputs
 from specrt_export.provenance import provenance_of
 from specrt_export.recipe import Recipe
@@ -185,8 +186,10 @@ class Alignment:
     def _of_recipe(self) -> DraftSource | None:
         if self._draft is None:
             return None
-        if self._draft.head is not None:
-            return head_source(self._target.checkpoint, self._model, self._draft.head, (), None)
+        head = self._draft.head
+        if head is not None:
+            assert isinstance(head, Head), "checked before"
+            return head_source(self._target.checkpoint, self._model, head, (), None)
         return model_source(self._draft.checkpoint)
 
     def _begun(self) -> DraftSource:
@@ -196,6 +199,7 @@ class Alignment:
         kept = self._likeliest() if options.entries else None
         if options.kind == "head":
             head = self._draft.head if self._draft is not None else None
+            assert head is None or isinstance(head, Head), "checked before"
             return head_source(target, self._model, head, options.reads, kept)
         if options.kind == "layers":
             depth = options.depth or max(1, self._model.config.num_hidden_layers // 4)
@@ -283,7 +287,13 @@ def _check(
 
     Raises: BuildError, CheckpointError.
     """
-    there = draft is not None and draft.head is None
+    head = None if draft is None else draft.head
+    if head is not None and not isinstance(head, Head):
+        raise BuildError(
+            f"{recipe.path} has a head of {head.KIND} in [draft], and heads of {Head.KIND} alone "
+            "are trained here; name one, or leave [draft] out for a new one"
+        )
+    there = draft is not None and head is None
     if options.kind == "draft" and not there:
         has = "no [draft]" if draft is None else "a head in [draft]"
         raise BuildError(

@@ -22,7 +22,9 @@ from specrt_export.check.equivalence import (
 )
 from specrt_export.compile.tensorrt_compiler import LoweredHead
 from specrt_export.heads.eagle3_format import Head
-from specrt_export.heads.eagle3_module import load_head
+from specrt_export.heads.eagle3_module import load_head, load_parts
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.graph import GraphRun, Tokens
 
 LENGTH, CUT, ROLLED_BACK = 24, 16, 5
@@ -54,12 +56,14 @@ def entering(reference: Reference, layers: tuple[int, ...], tokens: Tokens) -> l
     return [output.hidden_states[i] for i in layers]
 
 
-def check_feature(head: Head, reference: Reference, graph: Path, weights: Path) -> float:
+def check_feature(head: HeadCheckpoint, reference: Reference, graph: Path, weights: Path) -> float:
     """Compare the feature of a target's graph with the one that transformers and torch compute.
 
     Raises: ExportError above the tolerance.
     """
-    run, (feature, _) = GraphRun(graph, weights), load_head(head)
+    run = GraphRun(graph, weights)
+    feature = HEAD_FORMATS[head.KIND].part("feature")(head.config)
+    load_parts(head, feature)
     tokens = _tokens(run.geometry.vocab_size)
     with torch.no_grad():
         expected = feature(entering(reference, head.config.inputs, tokens)).numpy()

@@ -27,7 +27,8 @@ from specrt_export.compile.compiler import (
     MadeUpTarget,
     Progress,
 )
-from specrt_export.heads.eagle3_format import KIND
+from specrt_export.heads.dflash_format import CONTEXT
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
@@ -86,7 +87,7 @@ class OrtCpuCompiler:
         """Open the engine; an exact one multiplies with fp32 activations."""
         file, options = lowered.folder / ENGINE, self.recipe.engine
         shape = options.batch, options.max_length, lowered.features
-        beside = MadeUpTarget(shape) if lowered.model_type == KIND else None
+        beside = MadeUpTarget(shape) if lowered.model_type in HEAD_FORMATS else None
         with (
             exact_copy(file) if exact else nullcontext(file) as path,
             open_ort_cpu(path, lowered.geometry, options, max_width, beside) as engine,
@@ -151,6 +152,8 @@ def compile_ort_cpu(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     contrib = bool(missing_kernels())
+    if contrib and any(i.name == CONTEXT for i in portable.graph.input):
+        raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes
     target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, even)
     lowered = (lower if contrib else lower_cpu)(

@@ -13,6 +13,7 @@ from onnx import helper
 
 from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
+from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.lower.lazy_tensor import in_memory
 from specrt_export.lower.projections import MICROSOFT, find_projection, join_projections
 from specrt_export.lower.shapes import Shapes
@@ -266,13 +267,14 @@ class _Fusion:
         rotary = match_rotary(self.view, name) if turns else None
         tables = self.rotations.tables(rotary) if rotary else None
         if rotary is None or tables is None:
-            return Heads(self._packed(name), heads, None)
-        return Heads(self._packed(rotary.x), heads, tables)
+            return Heads(self._packed(name, heads), heads, None)
+        return Heads(self._packed(rotary.x, heads), heads, tables)
 
-    def _packed(self, name: str) -> str:
+    def _packed(self, name: str, heads: int) -> str:
         """Return a value [B, S, H · D] for one [B, H, S, D], undoing a reshape if there is one."""
         view = self.view
-        shape = view.add_constant("shape", np.array([0, 0, -1], np.int64))
+        joined = np.array([0, 0, heads * self.geometry.head_dim], np.int64)
+        shape = view.add_constant("shape", joined)
         transpose = view.maker(name, "Transpose")
         if transpose is None or list(transpose.attribute[0].ints) != [0, 2, 1, 3]:
             turned = view.add("Transpose", [name], perm=[0, 2, 1, 3])
@@ -454,10 +456,18 @@ class Rotations:
 
     def tables(self, rotary: Rotary) -> tuple[str, str, int] | None:
         """Return the names of the [max_length, R / 2] tables and R; None where halves differ."""
+        # A block is rotated by the last of the angles of a pass: each by that of its position.
+        rotary = Rotary(rotary.x, self._whole(rotary.cos), self._whole(rotary.sin))
         key = (rotary.cos, rotary.sin)
         if key not in self._tables:
             self._tables[key] = self._make(rotary)
         return self._tables[key]
+
+    def _whole(self, name: str) -> str:
+        """Return the angles of all positions of a pass, given those or some of them."""
+        cut = self.view.maker(name, "Slice")
+        axis = self.view.scalar(cut.input[3]) if cut is not None and len(cut.input) > 3 else None
+        return str(cut.input[0]) if cut is not None and axis == 2 else name
 
     def _make(self, rotary: Rotary) -> tuple[str, str, int] | None:
         whole = tabulate(self.view.model, rotary, self.max_length)
@@ -488,25 +498,66 @@ def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArra
         part.graph.output.append(onnx.ValueInfoProto(name=name))
     part = GraphView(part).tidy()
     stamp_oldest_opset(part)
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": np.zeros((1, length), np.int64),
+        "start": np.zeros(1, np.int64),
+        CONTEXT: np.zeros((1, 0, 1), np.float32),
+    }
+    tables = _evaluated(part, feeds)
+    return [t.reshape(length, t.shape[-1]).astype(np.float32) for t in tables]
+
+
+_LOOK = 3, 5
+"""Positions of a context, and of a block behind it, to look at a mask with."""
+
+
+def sees_ahead(view: GraphView, layer: Layer) -> bool:
+    """Tell whether the first position of a block sees those behind it.
+
+    ```
+    start, input_ids [1, S], context [1, C, .] ─ ... ─ mask [1, 1, S, M] ─ Attention
+    ```
+    """
+    part = onnx.ModelProto()
+    part.CopyFrom(view.model)
+    del part.graph.output[:]
+    part.graph.output.append(onnx.ValueInfoProto(name=layer.node.input[3]))
+    part = GraphView(part).tidy()
+    stamp_oldest_opset(part)
+    behind, width = _LOOK
+    buffers = [i for i in view.graph.input if i.name.startswith(("key.", "value."))]
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": np.zeros((1, width), np.int64),
+        "start": np.zeros(1, np.int64),
+        CONTEXT: np.zeros((1, behind, 1), np.float32),
+        **{i.name: np.zeros([d.dim_value for d in _dims(i)], np.float32) for i in buffers},
+    }
+    mask = _evaluated(part, feeds)[0]
+    return bool(mask[0, 0, 0, behind + 1] == 0)
+
+
+def _evaluated(part: onnx.ModelProto, feeds: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    """Run a part of a graph on those of the feeds that it reads."""
     needed = {i for n in part.graph.node for i in n.input}
     inputs = [i for i in part.graph.input if i.name in needed]
     del part.graph.input[:]
     part.graph.input.extend(inputs)
     for value in part.graph.input:
         _free_shape(value)
-    options = silent_options()
-    session = ort.InferenceSession(part.SerializeToString(), options, ["CPUExecutionProvider"])
-    feeds = {
-        "input_ids": np.zeros((1, length), np.int64),
-        "start": np.zeros(1, np.int64),
-    }
+    session = ort.InferenceSession(
+        part.SerializeToString(), silent_options(), ["CPUExecutionProvider"]
+    )
     names = {i.name for i in session.get_inputs()}
-    tables = session.run(None, {k: v for k, v in feeds.items() if k in names})
-    return [t.reshape(length, t.shape[-1]).astype(np.float32) for t in tables]
+    found: list[NDArray[Any]] = session.run(None, {k: v for k, v in feeds.items() if k in names})
+    return found
+
+
+def _dims(value: onnx.ValueInfoProto) -> Any:
+    return value.type.tensor_type.shape.dim
 
 
 def _free_shape(value: onnx.ValueInfoProto) -> None:
     """Take a fixed batch away: one row is enough for a table."""
-    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+    for axis, dim in enumerate(_dims(value)):
         dim.Clear()
         dim.dim_param = f"{value.name}_{axis}"

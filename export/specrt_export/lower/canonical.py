@@ -329,7 +329,10 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
     return lambda: constant
 
 
-_BY_ROW = ("input_ids", "start", "hidden", "logits", "argmax", "feature", "state")
+_BY_ROW = (
+    "input_ids", "start", "hidden", "context", "previous", "logits", "argmax", "feature", "state",
+    "confidence", "markov", "markov_confidence",
+)  # fmt: skip
 
 
 def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_length: int) -> None:

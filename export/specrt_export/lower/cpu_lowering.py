@@ -11,15 +11,16 @@ from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
 from specrt.errors import BuildError
+from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
-from specrt_export.lower.attention import Layer, Rotary, tabulate
+from specrt_export.lower.attention import Layer, Rotary, sees_ahead, tabulate
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     in_memory,
     smallest_format,
     stored_as,
 )
-from specrt_export.lower.logits import add_scores
+from specrt_export.lower.logits import CONFIDENCE, add_scores
 from specrt_export.lower.norm import SKIP
 from specrt_export.lower.ort_lowering import (
     OrtTarget,
@@ -60,12 +61,13 @@ def lower_cpu(
 ) -> Lowered:
     """Rewrite a portable graph; weights are read where the smallest format is looked for."""
     view, counts = canonical_view(portable, weights, target)
-    attend(view, target, Attention(target.geometry), counts)
+    attend(view, target, Attention(view, target.geometry), counts)
     _tabulate_angles(view, target.max_length)
     counts["gate_up"] = _fuse_gates(view)
     _score_alone(view)
     fuse_the_rest(view, counts, biases=False)
-    add_scores(view, target.confidence)
+    has_own = CONFIDENCE in view.outputs
+    add_scores(view, target.confidence and not has_own)
     _pack(view, target)
     norms = len(view.nodes(*SKIP, *SKIP.values()))
     projections = _emit_projections(view)
@@ -78,8 +80,10 @@ class Attention:
 
     domain = SPECRT
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, view: GraphView, geometry: Geometry) -> None:
+        self._view = view
         self._geometry = geometry
+        self._has_blocks = any(i.name == CONTEXT for i in view.graph.input)
 
     def rotates(self, angles: int) -> bool:
         """See `FusedKernel`: it takes any."""
@@ -88,9 +92,11 @@ class Attention:
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """See `FusedKernel`; a window of 0 is none."""
         geometry = self._geometry
+        ahead = self._has_blocks and sees_ahead(self._view, layer)
         return {
             "head_size": geometry.head_dim,
             "local_window_size": geometry.windows[layer.index],
+            **({"bidirectional": 1} if ahead else {}),
         }
 
     def lengths(self) -> list[str]:
@@ -172,7 +178,9 @@ def _score_alone(view: GraphView) -> None:
     last, rows = gathers[0].input
 
     def tokens(node: onnx.NodeProto) -> list[str]:
-        return [name for name in node.input if view.depends_on(name, ["input_ids", HIDDEN])]
+        return [
+            name for name in node.input if view.depends_on(name, ["input_ids", HIDDEN, CONTEXT])
+        ]
 
     def has_tokens(name: str) -> bool:
         dims = shapes.dims(name)

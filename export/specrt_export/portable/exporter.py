@@ -17,10 +17,13 @@ from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.heads.eagle3_format import HIDDEN, Head
+from specrt_export.heads.dflash_format import CONTEXT, PREVIOUS
+from specrt_export.heads.eagle3_format import HIDDEN
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
-from specrt_export.portable.trace import Traced, quiet, trace, trace_head
+from specrt_export.portable.trace import Traced, quiet, trace
 from specrt_export.scored_entries import model_entries
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -244,8 +247,8 @@ def name_contract(graph: ir.Graph, layers: int, beside: Sequence[str] = ()) -> N
 
     `beside` are those that only a target with a head has, or only a head.
     """
-    read = [name for name in beside if name == HIDDEN]
-    made = [name for name in beside if name != HIDDEN]
+    read = [name for name in beside if name in (HIDDEN, CONTEXT, PREVIOUS)]
+    made = [name for name in beside if name not in read]
     pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
     for value, name in zip(
         graph.inputs, ("input_ids", "start", "rows", *read, *pairs), strict=True
@@ -270,7 +273,7 @@ def export_graph(
     checkpoint: Checkpoint,
     out: Path,
     *,
-    head: Head | None = None,
+    head: HeadCheckpoint | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ExportedGraph:
     """Write the portable graph of a checkpoint to `out`, replacing what is there.
@@ -286,11 +289,14 @@ def export_graph(
     return _finish(traced, checkpoint, out, tell)
 
 
-def export_head(head: Head, checkpoint: Checkpoint, out: Path, positions: int) -> ExportedGraph:
+def export_head(
+    head: HeadCheckpoint, checkpoint: Checkpoint, out: Path, positions: int
+) -> ExportedGraph:
     """Write the portable graph of a head, whose weights `checkpoint` has, to `out`.
 
     Raises: ExportError if it cannot be exported, CheckpointError if its weights do not fit.
     """
+    trace_head = HEAD_FORMATS[head.KIND].part("trace")
     return _finish(trace_head(head, positions), checkpoint, out, lambda stage: None)
 
 
@@ -336,6 +342,7 @@ def describe(traced: Traced) -> None:
             GEOMETRY: json.dumps(traced.geometry.to_json()),
             MODEL_TYPE: traced.model_type,
             "specrt.exporter": json.dumps(exporter()),
+            **traced.facts,
         }
     )
 

@@ -70,6 +70,8 @@ class Backend:
     """Whether rows of different widths share one pass; see `PackedEngine`."""
     heads: bool = False
     """Whether it runs heads, and drafts that score some entries of the vocabulary only."""
+    blocks: bool = False
+    """Whether it runs heads that draft a block in one pass."""
     exact: bool = False
     """Whether a row has the same bits at every width, so that output is that of plain decoding."""
 
@@ -157,17 +159,17 @@ def _open_ort_cpu(
 ) -> Engine:  # fmt: skip
     from specrt.engine.head_engine import HeadEngine
     from specrt.engine.ort import OrtEngine, open_session, widths
+    from specrt.engine.ort_block import OrtBlockEngine
     from specrt.engine.ort_contrib import ContribEngine
 
     session, weights = open_session(path, files, threads)
+    sizes = {"batch": batch, "max_length": max_length, "max_width": max_width}
+    inputs = widths(session.get_inputs())
     # Graphs of the kernels take the tokens of all rows, and which row each is of.
-    packs = any(i.name == "slots" for i in session.get_inputs())
-    engine = (OrtEngine if packs else ContribEngine)(
-        session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
-    )
-    read = widths(session.get_inputs()).get("hidden")
+    make = OrtEngine if "slots" in inputs else ContribEngine
+    read = inputs.get("hidden", inputs.get("context"))
     if read is None:
-        return engine
+        return make(session, weights, geometry, **sizes)
     features = getattr(beside, "features", None)
     if features is None or features.shape[-1] != read:
         left = "no features" if features is None else f"features of width {features.shape[-1]}"
@@ -175,7 +177,9 @@ def _open_ort_cpu(
             f"{path} is a head that reads features of width {read}, and its target leaves {left} "
             "here; build both in one bundle of `ort-cpu`"
         )
-    return HeadEngine(engine, features)
+    if "context" in inputs:
+        return OrtBlockEngine(session, weights, geometry, features, **sizes)
+    return HeadEngine(make(session, weights, geometry, **sizes), features)
 
 
 def _share_pool(threads: int) -> None:
@@ -313,7 +317,7 @@ BACKENDS: dict[str, Backend] = {
     "ort-cpu": Backend(
         _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
         notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
-        heads=True, exact=True,
+        heads=True, blocks=True, exact=True,
     ),
 }  # fmt: skip
 """By the names that manifests and recipes use, the fastest first."""

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine.protocol import CudaGraphs, Engine, Feed, Output, PackedEngine, cuda_graphs
+from specrt.engine.protocol import (
+    CudaGraphs,
+    Engine,
+    Feed,
+    Output,
+    PackedEngine,
+    block_of,
+    cuda_graphs,
+)
 from specrt.errors import EngineError
 
 
@@ -135,6 +143,7 @@ class TrimmedEngine:
         self.max_width = engine.max_width
         self.max_rows: int = getattr(engine, "max_rows", engine.max_width)
         self.close = engine.close
+        self.block = block_of(engine)
         self.engine = engine
         """What it runs; ids in its `argmax` are the target's."""
         self._entries = entries

@@ -95,6 +95,25 @@ class Feed(NamedTuple):
     """What a head's graph reads beside each token, [S, H]; `HeadEngine` fills it in."""
 
 
+class BlockShape(NamedTuple):
+    """What an engine is fed that drafts a block in one pass, and what it drafts: its `block`."""
+
+    block_size: int
+    """Positions of a block: the last committed token, and mask tokens behind it."""
+    mask_token_id: int
+    drafts: int
+    """Tokens that a pass drafts, at most."""
+    chained: bool = False
+    """Whether the scores of a token depend on the one before it: all but the first are asked for by
+    recursive feeds of that one."""
+
+
+def block_of(engine: Engine) -> BlockShape | None:
+    """Return what blocks an engine drafts; None of engines that score the tokens they are fed."""
+    block: BlockShape | None = getattr(engine, "block", None)
+    return block
+
+
 @runtime_checkable
 class PackedEngine(Engine, Protocol):
     """An engine that runs rows of different widths in one pass, without padding."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specrt.engine.protocol import CudaGraphs, Engine, FusedRounds, cuda_graphs
+from specrt.engine.protocol import BlockShape, CudaGraphs, Engine, FusedRounds, cuda_graphs
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
@@ -16,6 +16,7 @@ from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
     NO_DRAFTER,
+    BlockDrafter,
     ForcedDrafter,
     HeadDrafter,
     ModelDrafter,
@@ -49,6 +50,8 @@ class Models:
     """Runs greedy rounds in one launch, where one device has both engines."""
     head: bool = False
     """Whether the draft is a head, which reads what the target leaves."""
+    block: BlockShape | None = None
+    """Of a head that drafts a block in one pass: what its blocks are."""
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:
@@ -113,9 +116,17 @@ class GammaPolicies:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             elif fused and source == ModelDrafter.SOURCE:
                 costs = as_one_launch(costs)
+            elif self._one_pass and source == ModelDrafter.SOURCE:
+                costs = costs.of_one_pass()
             rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
             self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
         return self._adaptive[key]
+
+    @property
+    def _one_pass(self) -> bool:
+        """Whether a draft of any length is one pass of the head."""
+        block = self._models.block
+        return block is not None and not block.chained
 
     @staticmethod
     def _key(
@@ -173,6 +184,11 @@ class _Context:
         shared = min(models.target.geometry.vocab_size, draft.geometry.vocab_size)
         target, cache = self.caches if self.caches else (None, KVCache(draft))
         policy = self.policy(ModelDrafter.SOURCE)
+        if models.block is not None:
+            return BlockDrafter(
+                cache, self.params, self.noise, policy, models.block, shared, self.processors,
+                max(models.gammas),
+            )  # fmt: skip
         if models.head:
             return HeadDrafter(
                 cache, self.params, self.noise, policy, shared, self.processors, max(models.gammas)

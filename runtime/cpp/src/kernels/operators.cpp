@@ -17,12 +17,15 @@
 //
 //   Attention(query, key, value, keys, values, rows, positions (, cosines, sines))
 //       -> y, keys, values
-//     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
+//     query [1, S, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query,
+//     then S is T; else queries are those of the last S tokens;
 //     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV
 //     buffers, changed in place where they are bound to the same memory as outputs; rows [T] and
 //     positions [T] say where each token stands; cosines, sines [positions, angles / 2];
-//     y [1, T, heads * D].
-//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size.
+//     y [1, S, heads * D].
+//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size;
+//     bidirectional: 1 lets queries of tokens that follow each other see all of these tokens; 0, as
+//     without it, those before and their own.
 //
 // Work is divided among the threads of the session.
 #include <atomic>
@@ -84,6 +87,15 @@ std::int64_t integer(const OrtKernelInfo* info, const char* name) {
   std::int64_t value = 0;
   check(ort()->KernelInfoGetAttribute_int64(info, name, &value));
   return value;
+}
+
+// An attribute that older graphs do not have; 0 there.
+std::int64_t optional_integer(const OrtKernelInfo* info, const char* name) {
+  std::int64_t value = 0;
+  OrtStatus* status = ort()->KernelInfoGetAttribute_int64(info, name, &value);
+  if (status == nullptr) return value;
+  ort()->ReleaseStatus(status);
+  return 0;
 }
 
 // Beyond what attributes count: so the product of three does not overflow.
@@ -520,6 +532,7 @@ class AttentionOperator : public Operator {
     attention_.window = static_cast<std::size_t>(integer(info, "local_window_size"));
     attention_.scale = number(info, "scale");
     attention_.softcap = number(info, "softcap");
+    is_bidirectional_ = optional_integer(info, "bidirectional") != 0;
     const std::size_t heads = attention_.heads, kv_heads = attention_.kv_heads;
     const std::size_t head_dim = attention_.head_dim;
     if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
@@ -539,9 +552,9 @@ class AttentionOperator : public Operator {
     const std::size_t wide = attention.heads * attention.head_dim;
     const std::size_t narrow = attention.kv_heads * attention.head_dim;
     const bool joined = key.data == nullptr;
-    const std::size_t count = rows.items();
+    const std::size_t count = rows.items(), queries = joined ? count : query.items() / wide;
     if (keys.shape.size() != 5 || values.shape.size() != 4 || positions.items() != count ||
-        query.items() != count * (joined ? wide + 2 * narrow : wide) ||
+        queries > count || query.items() != queries * (joined ? wide + 2 * narrow : wide) ||
         (!joined && (value.data == nullptr || key.items() != count * narrow ||
                      value.items() != count * narrow)))
       throw std::runtime_error(
@@ -569,6 +582,7 @@ class AttentionOperator : public Operator {
     Tokens tokens{};
     tokens.rows = static_cast<const std::int64_t*>(rows.data);
     tokens.positions = static_cast<const std::int64_t*>(positions.data);
+    tokens.first_query = count - queries;
     tokens.queries = static_cast<const float*>(query.data);
     tokens.keys = joined ? tokens.queries + wide : static_cast<const float*>(key.data);
     tokens.values = joined ? tokens.keys + narrow : static_cast<const float*>(value.data);
@@ -576,8 +590,13 @@ class AttentionOperator : public Operator {
     tokens.key_stride = tokens.value_stride = joined ? tokens.query_stride : narrow;
     check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]),
                  static_cast<std::size_t>(places));
-    float* y =
-        floats(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
+    float* y = floats(context, 0,
+                      {1, static_cast<std::int64_t>(queries), static_cast<std::int64_t>(wide)});
+    std::vector<std::int64_t> ends;
+    if (is_bidirectional_) {
+      ends = ends_of_runs(tokens, count);
+      tokens.ends = ends.data();
+    }
     run(context, attention, tokens, count, y);
   }
 
@@ -599,6 +618,21 @@ class AttentionOperator : public Operator {
                                  std::to_string(rows) + " rows of " + std::to_string(positions));
   }
 
+  // Whether a query goes on where the one before it stands.
+  static bool goes_on(const Tokens& tokens, std::size_t token) {
+    return token > tokens.first_query && tokens.rows[token] == tokens.rows[token - 1] &&
+           tokens.positions[token] == tokens.positions[token - 1] + 1;
+  }
+
+  // Behind the last of the queries that follow each other, for each of them.
+  static std::vector<std::int64_t> ends_of_runs(const Tokens& tokens, std::size_t count) {
+    std::vector<std::int64_t> ends(count);
+    for (std::size_t token = count; token-- > 0;)
+      ends[token] = token + 1 < count && goes_on(tokens, token + 1) ? ends[token + 1]
+                                                                    : tokens.positions[token] + 1;
+    return ends;
+  }
+
   static void run(OrtKernelContext* context, const Attention& attention, const Tokens& tokens,
                   std::size_t count, float* y) {
     struct Part {
@@ -607,10 +641,8 @@ class AttentionOperator : public Operator {
     const std::size_t shared = attention.heads / attention.kv_heads;
     const std::size_t most = shared < kPartQueries ? kPartQueries / shared : 1;
     std::vector<Part> groups;
-    for (std::size_t token = 0; token < count; token++) {
-      const bool goes_on = token > 0 && tokens.rows[token] == tokens.rows[token - 1] &&
-                           tokens.positions[token] == tokens.positions[token - 1] + 1;
-      if (goes_on && groups.back().count < most)
+    for (std::size_t token = tokens.first_query; token < count; token++) {
+      if (goes_on(tokens, token) && groups.back().count < most)
         groups.back().count++;
       else
         groups.push_back({token, 1});
@@ -625,7 +657,9 @@ class AttentionOperator : public Operator {
     parallel(context, groups.size() * attention.kv_heads, [&](std::size_t part) {
       thread_local std::vector<float> scratch;
       const Part group = groups[part % groups.size()];
-      const auto last = static_cast<std::size_t>(tokens.positions[group.first + group.count - 1]);
+      const std::size_t at = group.first + group.count - 1;
+      const auto last = static_cast<std::size_t>(tokens.ends == nullptr ? tokens.positions[at]
+                                                                        : tokens.ends[at] - 1);
       const std::size_t floats = attend_floats(attention, group.count, last) + kLine;
       if (scratch.size() < floats) scratch.resize(floats);
       float* aligned = scratch.data();  // a vector that lies in two lines of a cache is read twice
@@ -636,6 +670,7 @@ class AttentionOperator : public Operator {
   }
 
   Attention attention_{};
+  bool is_bidirectional_ = false;
 };
 
 // Run something of C++ for a caller that takes a status.

@@ -58,8 +58,12 @@ Release release(const std::string& text) {
   return version;
 }
 
-// Refuse a draft that its backend does not run.
+// Refuse a draft that this library, or its backend, does not run.
 void check_draft(const std::string& folder, const Manifest& manifest) {
+  if (manifest.draft && manifest.draft->kind == "dflash")
+    refuse(folder +
+           " has a head that drafts blocks (dflash), which the native library does not run yet; "
+           "use the Python package or the hosted library, or build it with a head of EAGLE-3");
   if (!manifest.draft || manifest.draft->backend == "ort-cpu") return;
   if (manifest.draft->kind.empty() && manifest.draft->vocab_map.empty()) return;
   refuse(folder + " has a draft that is a head or scores some entries only, which " +
