@@ -1,7 +1,7 @@
 """Time what heads cost: EAGLE-3, a pass for each token, and heads that draft a block in one pass.
 
 Target and heads are made of noise, which costs the same as what was trained; nothing they draft is
-accepted. The bundle of target and EAGLE-3 head is kept in --work. Rounds of all heads run in turns,
+accepted. What is built is kept in --work. Rounds of all heads run in turns,
 beside one target. Costs are medians, in steps: a target pass of one token.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,7 +17,6 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -25,9 +25,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import specrt
+from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Engine, block_of
 from specrt.tuning.pass_timer import PassTimer
+from specrt_export.atomic_folder import atomic_folder
 from specrt_export.builder import ModelBuilder, build
 from specrt_export.inputs import find_inputs
 from specrt_export.recipe import Recipe, read_recipe
@@ -209,16 +211,22 @@ def write(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict[s
     return found
 
 
-def head_engine(recipe: Recipe, folder: Path, target: Engine, threads: int | None) -> Engine:
-    """Build a head alone, and open it beside a target that leaves features of its width."""
-    model, options = find_inputs(recipe)[1], recipe.engine
-    folder.mkdir()
-    builder = ModelBuilder.of(recipe)
-    record, _ = builder.build(model, folder, folder, lambda stage, done: None)
+def build_head(recipe: Recipe, folder: Path) -> None:
+    """Build a head without its target, and write down what opening it takes."""
+    with atomic_folder(folder) as made:
+        model, builder = find_inputs(recipe)[1], ModelBuilder.of(recipe)
+        record, _ = builder.build(model, made, folder, lambda stage, done: None)
+        opening = {"engine": record.engine, "geometry": record.geometry.to_json()}
+        (made / "opening.json").write_text(json.dumps(opening), encoding="utf-8")
+
+
+def open_head(folder: Path, target: Engine, threads: int) -> Engine:
+    """Open a head beside a target that leaves features of its width."""
+    opening = json.loads((folder / "opening.json").read_text())
+    geometry = Geometry.from_json(opening["geometry"])
     return open_engine(
-        "ort-cpu", folder / record.engine, record.geometry, batch=1,
-        max_length=options.max_length, max_width=target.max_width, threads=threads or 0,
-        beside=target,
+        "ort-cpu", folder / opening["engine"], geometry, batch=1, max_length=target.max_length,
+        max_width=target.max_width, threads=threads, beside=target,
     )  # fmt: skip
 
 
@@ -268,20 +276,20 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--laps", type=int, default=25)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     sizes = Sizes(options.target_layers, options.width, options.vocabulary)
     recipes = write(options.work, sizes, options.layers, options.precision)
-    bundle = options.work / f"eagle3-{options.precision}"
-    if not bundle.is_dir():
-        build(recipes["eagle3"], bundle)
+    places = {name: options.work / f"{name}-{options.precision}" for name in recipes}
+    # Before the engines' threads are shared, which sessions of a build cannot be.
+    for name in (name for name in places if not places[name].is_dir()):
+        (build if name == "eagle3" else build_head)(recipes[name], places[name])
     with ExitStack() as stack:
-        loaded = specrt.load(bundle, threads=options.threads, owns_process=True)
+        loaded = specrt.load(places.pop("eagle3"), threads=options.threads, owns_process=True)
         models = stack.enter_context(loaded).models
-        scratch = Path(stack.enter_context(TemporaryDirectory(dir=options.work)))
         timers = {"eagle3": PassTimer(models, None, perf_counter_ns)}
-        for name in (name for name in recipes if name not in timers):
-            head = head_engine(recipes[name], scratch / name, models.target, options.threads)
+        for name, place in places.items():
+            head = open_head(place, models.target, options.threads)
             stack.callback(head.close)
             beside = replace(models, draft=head, block=block_of(head))
             timers[name] = PassTimer(beside, None, perf_counter_ns)
