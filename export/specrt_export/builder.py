@@ -26,6 +26,7 @@ from specrt.bundle import (
     format_of,
     hash_file,
 )
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
@@ -154,6 +155,13 @@ def _accepted(recipe: Recipe, bundle: Path, progress: Progress) -> tuple[float, 
         progress(
             "warning: nothing tells how much of what the head drafts is accepted; name a text as "
             "`calibration` in [quality]",
+            0.98,
+        )
+        return ()
+    if lacks := backend_named(recipe.backend_of("draft")).missing():
+        progress(
+            f"warning: nothing tells how much of what the head drafts is accepted: {lacks}; build "
+            "the pair for `ort-cpu` to see it",
             0.98,
         )
         return ()
