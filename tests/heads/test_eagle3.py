@@ -199,7 +199,7 @@ def test_a_model_is_no_head(tmp_path: Path, target: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('[engine]\nbackend = "tensorrt-rtx"', "runs no eagle3 heads yet"),
+        ('[draft]\nbackend = "tensorrt-rtx"', "name one for both"),
         ("[target]\nlayers = [1]", "target.layers"),
         ('[draft]\ngraph = "x.onnx"', "exist|graph is set"),
         ("[quality]\nmin_acceptance = 2.0", "min_acceptance is 2"),

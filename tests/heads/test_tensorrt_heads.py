@@ -148,7 +148,14 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-@FORMS
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    ("version", "batch"),
+    [("", 1), pytest.param("", 2, marks=NIGHTLY), pytest.param("10.3", 2, marks=NIGHTLY)],
+    ids=["native", "rows", "decomposed"],
+)
 def test_drafts_are_those_of_torch_after_any_rounds(
     load: Callable[..., Generator], target: Path, head: Head, version: str, batch: int
 ) -> None:
@@ -356,7 +363,10 @@ def test_drafts_of_some_entries_are_those_of_a_cpu(
         assert answers(generator) == wanted
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param("fp16", marks=NIGHTLY), pytest.param("int8", marks=NIGHTLY), "int4"],
+)
 def test_a_pair_with_a_head_builds_in_every_precision(
     target: Path, bundle: Path, tmp_path: Path, precision: str
 ) -> None:
