@@ -210,7 +210,7 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
         if entries is not None and not recipe.spec_of("draft").heads:
             raise BuildError(
                 f"{recipe.path}: {draft.checkpoint.origin} scores {len(entries)} entries only, and "
-                f"{recipe.backend_of('draft')} runs no such draft yet: build the pair for "
+                f"{recipe.backend_of('draft')} runs no such draft: build the pair for "
                 f"{_run_heads()}, or with a draft that scores all"
             )
         return [found[0], replace(draft, entries=entries)]
@@ -231,7 +231,7 @@ def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
         refused = {
             f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
                 model.graph is not None,
-            f"{backend} runs no heads yet: build the pair for {_run_heads()}, or with a draft "
+            f"{backend} runs no heads: build the pair for {_run_heads()}, or with a draft "
             "model": not recipe.spec_of(model.role).heads,
             f"its backend is {backends[-1]} and the target's {backends[0]}, and it reads what the "
             "target leaves in memory: name one for both": backends[0] != backends[-1],

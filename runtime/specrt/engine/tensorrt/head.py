@@ -13,7 +13,6 @@ from specrt.engine.protocol import (
     Feed,
     Output,
     check_bounds,
-    check_copy,
     rows_of,
 )
 from specrt.engine.tensorrt.engine import TensorRtEngine
@@ -112,16 +111,6 @@ class TensorRtHead:
             self.engine.end(error)
             raise
         return self._rows.forward_rows(fed)
-
-    def copy_row(self, source: int, to: int, length: int) -> None:
-        """Copy what a row holds to another; see `PackedEngine.copy_row`."""
-        check_copy(self, source, to, length)
-        self.engine.require_sound()
-        try:
-            self.engine.model.caches.copy_row(self.engine.model.device, source, to)
-        except EngineError as error:
-            self.engine.end(error)
-            raise
 
 
 def beside_target(engine: TensorRtEngine, beside: Engine | None) -> Engine:
