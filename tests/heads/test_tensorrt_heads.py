@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import specrt
@@ -22,13 +23,18 @@ from specrt.engine.tensorrt import engine_record, library
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, read_engine_record
 from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
+from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.head import HeadStates, TensorRtHead
+from specrt.engine.tensorrt.library import NATIVE
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt_export.builder import build
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
+from specrt_export.heads.eagle3_format import KIND
+from specrt_export.lint import lint
 from specrt_export.lower.lazy_tensor import ENGINE
+from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe import read_recipe
@@ -42,7 +48,7 @@ Built = Callable[..., Path]
 
 
 class Exports:
-    """The graphs of the pair: each way to build it begins with the same two."""
+    """The graphs of pairs: each way to build one begins with the same two."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,11 +57,12 @@ class Exports:
     def once(self, export: Callable[..., ExportedGraph]) -> Callable[..., ExportedGraph]:
         def exported(*given: Any, **named: Any) -> ExportedGraph:
             out = next(one for one in given if isinstance(one, Path))
-            if out.name not in self._kept:
+            name = "-".join([export.__name__, *named, out.name])
+            if name not in self._kept:
                 made = export(*given, **named)
-                path = Path(shutil.copyfile(made.path, self._folder / out.name))
-                self._kept[out.name] = replace(made, path=path)
-            kept = self._kept[out.name]
+                path = Path(shutil.copyfile(made.path, self._folder / name))
+                self._kept[name] = replace(made, path=path)
+            kept = self._kept[name]
             return replace(kept, path=Path(shutil.copyfile(kept.path, out)))
 
         return exported
@@ -63,28 +70,31 @@ class Exports:
 
 @pytest.fixture(scope="session")
 def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the pair for a version and a number of rows, or in a precision; keep the graphs."""
+    """Build the pair, or the target with another draft; keep the lowered graphs beside it."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
     root = tmp_path_factory.mktemp("plans")
     exports = Exports(tmp_path_factory.mktemp("graphs"))
 
-    def once(version: str = "", batch: int = 1, precision: str = "fp32") -> Path:
-        folder = root / f"{version or 'new'}-{batch}-{precision}"
+    def once(
+        version: str = "", batch: int = 1, precision: str = "fp32", draft: Path | None = None,
+        gammas: Sequence[int] = GAMMAS, backend: str = RTX,
+    ) -> Path:  # fmt: skip
+        draft = draft or bundle.parent / "head"
+        folder = root / "-".join([backend, version, str(batch), precision, draft.name])
         if (folder / "bundle").exists():
             return folder / "bundle"
         folder.mkdir()
         compiles = TensorRtCompiler.compile
 
         def kept(self: Any, lowered: Any, *places: Any) -> Any:
-            made = compiles(self, lowered, *places)
             shutil.copytree(lowered.folder, folder / lowered.role)
-            return made
+            return compiles(self, lowered, *places)
 
-        text = RECIPE.format(target=target, head=bundle.parent / "head")
-        text = text.replace("batch = 2", f'batch = {batch}\nbackend = "{RTX}"')
-        text = text.replace("[1, 2, 3, 4, 5, 6, 7, 8]", str(list(GAMMAS)))
-        text += f'precision = "{precision}"\n[tensorrt]\ncandidates = 0\n'
-        text += f'version = "{version}"\n' if version else ""
+        text = RECIPE.format(target=target, head=draft)
+        text = text.replace("batch = 2", f'batch = {batch}\nbackend = "{backend}"')
+        text = text.replace("[1, 2, 3, 4, 5, 6, 7, 8]", str(list(gammas)))
+        text += f'precision = "{precision}"\n'
+        text += f'[tensorrt]\nversion = "{version}"\n' if version else ""
         (folder / "recipe.toml").write_text(text, encoding="utf-8")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(TensorRtCompiler, "compile", kept)
@@ -143,8 +153,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def load(gpu: Gpu, built: Built, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Generator]:
     """Open the pair on that machine."""
 
-    def loaded(version: str = "", batch: int = 1) -> Generator:
-        folder = built(version, batch)
+    def loaded(version: str = "", batch: int = 1, draft: Path | None = None) -> Generator:
+        folder = built(version, batch, draft=draft)
         opened = gpu.library(folder)
         monkeypatch.setattr(opening, "open_library", lambda backend: opened)
         for module in (engine_record, library):  # plans are built where there is no GPU
@@ -412,3 +422,45 @@ def test_a_head_beside_another_target_is_refused(
     monkeypatch.setattr(FeatureBuffer, "__init__", wider)
     with pytest.raises(EngineError, match="reads features of width 32, and its target leaves"):
         load()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["head", "trimmed"])
+def test_plans_are_built_in_every_precision(
+    built: Built, trimmed: Path, kind: str, precision: str
+) -> None:
+    """And TensorRT, of the version that parses them, has nothing against the graphs."""
+    draft = trimmed if kind == "trimmed" else None
+    folder = built(precision=precision, draft=draft, gammas=(2,))
+    manifest = Bundle.open(folder).manifest
+    assert manifest.draft is not None
+    assert manifest.draft.precision == manifest.target.precision == precision
+    assert manifest.draft.kind == (KIND if draft is None else "")
+    assert manifest.draft.vocab_map
+    for role in ("target", "draft"):
+        record = read_engine_record(folder / role / FILE_NAME)
+        assert (record.form, record.compute) == (NATIVE, "fp16")
+        assert record.plan_bytes == (folder / role / PLAN).stat().st_size
+        places = [(p.width.most, p.rows.most) for p in record.profiles]
+        drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if draft is None else [])]
+        assert places == (drafts if role == "draft" else [(12, 3), (1, 1), (3, 3)])
+        lowered = folder.parent / role
+        graph = onnx.load(lowered / ENGINE, load_external_data=False)
+        mark_decomposable(graph)
+        assert [one for one in lint(graph, (11, 0), lowered) if one.severity != "slow"] == []
+
+
+def test_a_trimmed_draft_model_drafts_what_it_drafts_on_a_cpu(
+    load: Callable[..., Generator], built: Built, trimmed: Path
+) -> None:
+    """Greedy rounds in one launch each; sampled ones pass by pass, from the scores themselves."""
+    with specrt.load(built(backend="ort-cpu", draft=trimmed), threads=1) as generator:
+        wanted = answers(generator)
+    with load(draft=trimmed) as generator:
+        found = answers(generator)
+        rounds = generator.models.rounds
+        assert isinstance(rounds, CapturedRounds)
+        assert rounds.cuda_graphs is not None
+        assert rounds.cuda_graphs.captured > 0
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert one == other, number
