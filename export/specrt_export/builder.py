@@ -26,6 +26,7 @@ from specrt.bundle import (
     format_of,
     hash_file,
 )
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
@@ -153,6 +154,13 @@ def _accepted(recipe: Recipe, bundle: Path, progress: Progress) -> tuple[float, 
         progress(
             "warning: nothing tells how much of what the head drafts is accepted; name a text as "
             "`calibration` in [quality]",
+            0.98,
+        )
+        return ()
+    if missing := backend_named(recipe.backend_of("target")).missing():
+        progress(
+            f"warning: how much of what the head drafts is accepted is not measured ({missing}); "
+            "build it for ort-cpu too, or where it will run",
             0.98,
         )
         return ()

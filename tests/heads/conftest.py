@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specrt_export.builder import build
 from specrt_export.checkpoint import Checkpoint
@@ -51,9 +51,9 @@ def save_model(folder: Path, seed: int, **changes: Any) -> Path:
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.25)
     model.save_pretrained(folder)
-    Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, "t0")).save(
-        str(folder / "tokenizer.json")
-    )
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, "t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
