@@ -9,11 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from gpucheck.correctness import HEAD_TOLERANCE, TOLERANCES, check_head
+from gpucheck.evidence import CheckError, Evidence
+from onnx import helper, numpy_helper
 
 import specrt
-from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH
+from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
 from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
 from specrt.bundle import Bundle
 from specrt.engine.head_engine import TrimmedEngine
@@ -26,10 +30,11 @@ from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.head import HeadStates, TensorRtHead
 from specrt.engine.tensorrt.library import NATIVE
-from specrt.errors import EngineError
+from specrt.errors import BuildError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt_export.builder import build
+from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.heads.eagle3_format import KIND
 from specrt_export.lint import lint
@@ -77,10 +82,10 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
 
     def once(
         version: str = "", batch: int = 1, precision: str = "fp32", draft: Path | None = None,
-        gammas: Sequence[int] = GAMMAS, backend: str = RTX,
+        gammas: Sequence[int] = GAMMAS, backend: str = RTX, name: str = "",
     ) -> Path:  # fmt: skip
         draft = draft or bundle.parent / "head"
-        folder = root / "-".join([backend, version, str(batch), precision, draft.name])
+        folder = root / "-".join([backend, version, str(batch), precision, draft.name, name])
         if (folder / "bundle").exists():
             return folder / "bundle"
         folder.mkdir()
@@ -280,6 +285,18 @@ def test_a_head_that_reads_something_else_drafts_otherwise(
     assert sum(same) < len(same) / 2
 
 
+def test_gpu_check_tells_a_head_that_is_right_from_one_that_is_not(
+    load: Callable[..., Generator], cpu: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load() as generator:
+        evidence = Evidence()
+        check_head(generator.models, cpu.models, TOLERANCES["fp32"], evidence)
+        assert evidence.facts["compared"] == (GAMMAS[-1] + 3) * GAMMAS[-1]
+        feature_for_state(monkeypatch)
+        with pytest.raises(CheckError, match="the head's logits are"):
+            check_head(generator.models, cpu.models, HEAD_TOLERANCE, Evidence())
+
+
 @pytest.fixture(scope="module")
 def on_cpu(cpu: Generator) -> list[Any]:
     """What the bundle for a CPU answers: texts, and how each round of them went."""
@@ -428,25 +445,35 @@ def test_a_head_beside_another_target_is_refused(
         load()
 
 
+@pytest.fixture(scope="session")
+def mild(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head that does not make more of what fp16 rounds than trained ones do."""
+    weights = {
+        name: tensor / 2 if tensor.is_floating_point() and tensor.ndim > 1 else tensor
+        for name, tensor in tensors().items()
+    }
+    return save_head(tmp_path_factory.mktemp("mild") / "mild", weights=weights)
+
+
 @pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["head", "trimmed"])
 def test_plans_are_built_in_every_precision(
-    built: Built, trimmed: Path, kind: str, precision: str
+    built: Built, trimmed: Path, mild: Path, kind: str, precision: str
 ) -> None:
     """And TensorRT, of the version that parses them, has nothing against the graphs."""
-    draft = trimmed if kind == "trimmed" else None
+    draft = trimmed if kind == "trimmed" else mild
     folder = built(precision=precision, draft=draft, gammas=(2,))
     manifest = Bundle.open(folder).manifest
     assert manifest.draft is not None
     assert manifest.draft.precision == manifest.target.precision == precision
-    assert manifest.draft.kind == (KIND if draft is None else "")
+    assert manifest.draft.kind == (KIND if kind == "head" else "")
     assert manifest.draft.vocab_map
     for role in ("target", "draft"):
         record = read_engine_record(folder / role / FILE_NAME)
         assert (record.form, record.compute) == (NATIVE, "fp16")
         assert record.plan_bytes == (folder / role / PLAN).stat().st_size
         places = [(p.width.most, p.rows.most) for p in record.profiles]
-        drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if draft is None else [])]
+        drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if kind == "head" else [])]
         assert places == (drafts if role == "draft" else [(12, 3), (1, 1), (3, 3)])
         lowered = folder.parent / role
         graph = onnx.load(lowered / ENGINE, load_external_data=False)
@@ -468,3 +495,41 @@ def test_a_trimmed_draft_model_drafts_what_it_drafts_on_a_cpu(
         assert rounds.cuda_graphs.captured > 0
     for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one == other, number
+
+
+def spoil(graph: Path, name: str) -> None:
+    """Let a graph leave something else under a name."""
+    model = onnx.load(graph, load_external_data=False)
+    for node in model.graph.node:
+        node.output[:] = ["right" if one == name else one for one in node.output]
+    one = np.array(1, np.int64 if name == "argmax" else np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(one, "one"))
+    model.graph.node.append(helper.make_node("Add", ["right", "one"], [name]))
+    graph.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "said"),
+    [
+        ("target", "feature", "leaves features that differ from the portable graph"),
+        ("draft", "state", "of the largest of its state at position"),
+        ("draft", "argmax", "has a wrong argmax"),
+        ("draft", "confidence", "has a wrong confidence"),
+    ],
+)
+def test_what_a_lowered_graph_leaves_wrongly_is_found_by_the_build(
+    built: Built, monkeypatch: pytest.MonkeyPatch, role: str, name: str, said: str
+) -> None:
+    lowers = TensorRtCompiler.lower
+
+    def spoiled(self: Any, of: str, source: Any, folder: Path) -> Any:
+        made = lowers(self, of, source, folder)
+        if of == role:
+            spoil(folder / ENGINE, name)
+        return made
+
+    monkeypatch.setattr(TensorRtCompiler, "lower", spoiled)
+    plan = CompiledModel(PLAN, 0)  # none is built: the graphs are compared before
+    monkeypatch.setattr(TensorRtCompiler, "compile", lambda *_: plan)
+    with pytest.raises(BuildError, match=said):
+        built(name=name)

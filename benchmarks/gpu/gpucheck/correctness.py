@@ -15,7 +15,7 @@ from gpucheck.inventory import TENSORRT
 from gpucheck.settings import HEAD, PROMPTS
 from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
-from specrt.engine.protocol import Engine, Feed, cuda_graphs, rows_of
+from specrt.engine.protocol import Engine, Feed, Output, cuda_graphs, rows_of
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import SpecrtError
 from specrt.generator import Generator
@@ -324,6 +324,11 @@ def pieces(tokens: Sequence[int], start: int) -> list[Feed]:
     return [Feed(0, tokens[cut : cut + PIECE], start + cut, 1) for cut in cuts]
 
 
+def _scored(output: Output) -> Scores:
+    """Return a copy of logits, 0 for entries that are not scored."""
+    return np.where(np.isneginf(output.logits), np.float32(0), output.logits)
+
+
 def check_head(pair: Models, cpu: Models, tolerance: float, evidence: Evidence) -> None:
     """Feed a pair with a head, and the same pair on a CPU, alike; compare what the heads score.
 
@@ -333,7 +338,7 @@ def check_head(pair: Models, cpu: Models, tolerance: float, evidence: Evidence) 
     rng, found = np.random.default_rng(0), 0.0
     vocabulary = pair.target.geometry.vocab_size
     text = rng.integers(0, vocabulary, 40).tolist()
-    gamma, held, compared = max(cpu.gammas), 0, 0
+    gamma, held, compared = max({*pair.gammas} & {*cpu.gammas}), 0, 0
     pairs = [(rows_of(one.target), rows_of(one.draft)) for one in (pair, cpu) if one.draft]
     assert len(pairs) == 2, "both have a head"
     for kept in (0, *range(gamma + 1), 0):
@@ -344,10 +349,10 @@ def check_head(pair: Models, cpu: Models, tolerance: float, evidence: Evidence) 
                 target.forward_rows([one])
             for one in pieces(text[held:], held):
                 (output,) = head.forward_rows([one])
-            read.append(np.array(output.logits))
+            read.append(_scored(output))
             for at, token in enumerate(drafted[:-1], len(text)):
                 (output,) = head.forward_rows([Feed(0, [token], at, 1, recursive=True)])
-                read.append(np.array(output.logits))
+                read.append(_scored(output))
             target.forward_rows([Feed(0, [text[-1], *drafted], len(text) - 1, gamma + 1)])
         found = max(found, *(relative(a, b) for a, b in zip(*scores, strict=True)))
         compared += len(scores[0])

@@ -167,7 +167,9 @@ class Workbench(Machine):
         tokenizer = Tokenizer(CODELET / "checkpoint" / "target" / "tokenizer.json", None)
         with self.engines(target, draft) as engines:
             gammas = (0, *self.settings.gammas)
-            one, other = engines[0], beside_target(engines[1], engines[0])
+            one, other = engines
+            if isinstance(other, TensorRtEngine):
+                other = beside_target(other, one)
             yield Generator(Models(one, other, gammas, rounds=fused_rounds(one, other)), tokenizer)
 
     @contextmanager
