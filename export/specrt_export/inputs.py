@@ -211,7 +211,7 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
         if entries is not None and not recipe.spec_of("draft").heads:
             raise BuildError(
                 f"{recipe.path}: {draft.checkpoint.origin} scores {len(entries)} entries only, and "
-                f"{recipe.backend_of('draft')} runs no such draft yet: build the pair for "
+                f"{recipe.backend_of('draft')} runs no such draft: build the pair for "
                 f"{_run_heads()}, or with a draft that scores all"
             )
         return [found[0], replace(draft, entries=entries)]

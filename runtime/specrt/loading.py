@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from specrt.bundle import BLOCK_KINDS, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
-from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
+from specrt.engine.backends import (
+    BACKENDS,
+    backend_of,
+    check_versions,
+    host_bytes,
+    notices,
+    open_engine,
+)
 from specrt.engine.head_engine import trimmed
 from specrt.engine.protocol import Engine, FusedRounds, block_of
 from specrt.errors import BundleError, RequestError
@@ -209,8 +216,9 @@ def _open_model(
     if (model.kind or model.vocab_map) and not backend_of(manifest, model).heads:
         raise BundleError(
             f"{bundle.path} has a draft that is a head or scores some entries only, which "
-            f"{manifest.backend_of(model)} does not run yet; build it for another "
-            "backend, or with a whole draft model"
+            f"{manifest.backend_of(model)} does not run; build it for "
+            f"{' or '.join(name for name, one in BACKENDS.items() if one.heads)}, or with a draft "
+            "model that scores all"
         )
     if model.kind in BLOCK_KINDS and not backend_of(manifest, model).blocks:
         raise BundleError(

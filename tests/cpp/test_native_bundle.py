@@ -54,6 +54,8 @@ STRICTER = [
 ]  # fmt: skip
 
 
+UNSUPPORTED = 7
+"""A status of specrt.h."""
 OUT = object()
 """Instead of a value: leave the place out."""
 DAMAGE: list[tuple[str, Any, str]] = [
@@ -157,25 +159,27 @@ def test_engines_for_other_kernels_are_refused(native_calls: NativeCalls, folder
         assert layout is OUT or layout in refused["message"]
 
 
-def test_a_draft_that_its_backend_does_not_run_is_refused(
+def test_a_draft_that_runs_on_a_cpu_only_is_refused_elsewhere(
     native_calls: NativeCalls, folder: Path
 ) -> None:
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     manifest["format"] = FORMAT
     manifest["target"]["features"] = 8
     call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
-    for changed in (
-        {"kind": "eagle3", "features": 8}, {"kind": "", "vocab_map": "tokenizer.json"}
-    ):  # fmt: skip
-        for backend in ("tensorrt", "ort-cpu"):
+    for said, changed in (
+        ("a head", {"kind": "eagle3", "features": 8}),
+        ("a draft that scores some entries only", {"kind": "", "vocab_map": "tokenizer.json"}),
+    ):
+        for backend in ("tensorrt", "tensorrt-rtx", "ort-cpu"):
             manifest["draft"] |= {**changed, "backend": backend}
             (folder / "manifest.json").write_text(json.dumps(manifest))
             assert read_manifest(folder).draft is not None
             (answer,) = native_calls([call])
             assert isinstance(answer, list) == (backend == "ort-cpu")
-            if backend == "tensorrt":
-                assert answer["status"] == 4
-                assert "some entries only, which tensorrt does not run yet" in answer["message"]
+            if backend != "ort-cpu":
+                assert answer["status"] == UNSUPPORTED
+                assert f"has {said}, which the native" in answer["message"]
+                assert f"does not run on {backend}; build the bundle for" in answer["message"]
 
 
 def test_a_head_that_drafts_blocks_is_refused_by_name(

@@ -83,6 +83,8 @@ class Rounds:
         assert models.draft is not None
         self._target, self._cache = KVCache(models.target), KVCache(models.draft)
         self._models = models
+        self.drafts: list[list[int]] = []
+        """What the head drafted, round by round."""
         self.tokens = self.random(int(self._rng.integers(1, 30)))
 
     def random(self, count: int) -> list[int]:
@@ -104,6 +106,7 @@ class Rounds:
         if draft is not None:
             drafter = self._drafter(gamma)
             drafted = list(run(drafter.propose(self.tokens, gamma)).tokens)
+            self.drafts.append(drafted)
             same = drafted == draft(self.tokens, gamma)
         run(self._target.feed([*self.tokens[self._target.length :], *drafted], 1))
         accepted = int(self._rng.integers(0, len(drafted) + 1))

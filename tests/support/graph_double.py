@@ -1,4 +1,4 @@
-"""A plan that ONNX Runtime runs: the lowered graph TensorRT was handed, on the double's memory."""
+"""A plan that ONNX Runtime runs: the graph that TensorRT was handed, on the double's memory."""
 
 from __future__ import annotations
 

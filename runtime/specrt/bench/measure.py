@@ -13,7 +13,15 @@ from typing import NamedTuple
 from numpy.typing import ArrayLike
 
 from specrt.completion import SpeculationStats, Stream
-from specrt.engine.protocol import Drafted, Engine, Feed, FusedRounds, Output, PackedEngine
+from specrt.engine.protocol import (
+    Drafted,
+    Engine,
+    Feed,
+    FusedRounds,
+    Output,
+    PackedEngine,
+    RowsEngine,
+)
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -190,13 +198,14 @@ class TimedEngine:
         self._engine.close()
 
 
-class TimedPacked(TimedEngine):
-    """The same of an engine that packs rows."""
+class TimedRows(TimedEngine):
+    """The same of an engine that is fed rows, and copies them where that one does."""
 
-    def __init__(self, engine: PackedEngine) -> None:
+    def __init__(self, engine: Engine, rows: RowsEngine) -> None:
         super().__init__(engine)
-        self._forward_rows = engine.forward_rows
-        self.copy_row = engine.copy_row
+        self._forward_rows = rows.forward_rows
+        if isinstance(engine, PackedEngine):
+            self.copy_row = engine.copy_row
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """Run one pass and count its time."""
@@ -208,7 +217,7 @@ class TimedPacked(TimedEngine):
 
 def timed(engine: Engine) -> TimedEngine:
     """Return an engine that times its passes."""
-    return TimedPacked(engine) if isinstance(engine, PackedEngine) else TimedEngine(engine)
+    return TimedRows(engine, engine) if isinstance(engine, RowsEngine) else TimedEngine(engine)
 
 
 class TimedRounds:

@@ -17,6 +17,7 @@ from specrt.engine.protocol import (
     Feed,
     Output,
     PackedEngine,
+    RowsEngine,
     block_of,
     cuda_graphs,
 )
@@ -162,12 +163,13 @@ class TrimmedEngine:
 
 
 class TrimmedRows(TrimmedEngine):
-    """The same of an engine that packs rows."""
+    """The same of an engine that is fed rows, and copies them where that one does."""
 
-    def __init__(self, engine: PackedEngine, entries: NDArray[np.int32]) -> None:
+    def __init__(self, engine: Engine, rows: RowsEngine, entries: NDArray[np.int32]) -> None:
         super().__init__(engine, entries)
-        self.copy_row = engine.copy_row
-        self._forward_rows = engine.forward_rows
+        self._forward_rows = rows.forward_rows
+        if isinstance(engine, PackedEngine):
+            self.copy_row = engine.copy_row
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
@@ -176,6 +178,6 @@ class TrimmedRows(TrimmedEngine):
 
 def trimmed(engine: Engine, entries: NDArray[np.int32]) -> Engine:
     """Return an engine of some entries of the vocabulary as one of all."""
-    if isinstance(engine, PackedEngine):
-        return TrimmedRows(engine, entries)
+    if isinstance(engine, RowsEngine):
+        return TrimmedRows(engine, engine, entries)
     return TrimmedEngine(engine, entries)

@@ -24,7 +24,6 @@ from specrt.engine.protocol import (
     Logits,
     Tokens,
     check_bounds,
-    check_copy,
     pass_size,
 )
 from specrt.errors import EngineError, first_line, shortage
@@ -290,6 +289,18 @@ def check_hidden(feed: Feed) -> NDArray[np.float32]:
     if feed.hidden is None:
         raise EngineError("a head was fed without the features of its target")
     return feed.hidden
+
+
+def check_copy(engine: Engine, source: int, to: int, length: int) -> None:
+    """Refuse to copy what no row has.
+
+    Raises: EngineError.
+    """
+    if not {source, to} <= {*range(engine.batch)} or not 0 <= length <= engine.max_length:
+        raise EngineError(
+            f"{length} positions of row {source} were to be copied to row {to}; expected rows from "
+            f"0 to {engine.batch - 1}, and up to {engine.max_length} positions"
+        )
 
 
 def silent_options() -> Any:

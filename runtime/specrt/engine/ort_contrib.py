@@ -13,6 +13,7 @@ from specrt.engine.ort import (
     RowScores,
     bind_input,
     bind_output,
+    check_copy,
     check_feeds,
     check_hidden,
     head_memory,
@@ -20,7 +21,7 @@ from specrt.engine.ort import (
     run_bound,
     widths,
 )
-from specrt.engine.protocol import CLOSED, Feed, check_copy, pass_size
+from specrt.engine.protocol import CLOSED, Feed, pass_size
 from specrt.errors import EngineError
 
 MOST_BINDINGS = 64

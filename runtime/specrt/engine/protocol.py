@@ -170,18 +170,6 @@ def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
         )
 
 
-def check_copy(engine: Engine, source: int, to: int, length: int) -> None:
-    """Refuse to copy what no row has.
-
-    Raises: EngineError.
-    """
-    if not {source, to} <= {*range(engine.batch)} or not 0 <= length <= engine.max_length:
-        raise EngineError(
-            f"{length} positions of row {source} were to be copied to row {to}; expected rows from "
-            f"0 to {engine.batch - 1}, and up to {engine.max_length} positions"
-        )
-
-
 @dataclass(frozen=True)
 class CudaGraphs:
     """How passes are launched on a GPU: engines that capture any tell it as `cuda_graphs`."""
@@ -246,6 +234,7 @@ class OffsetRounds:
         return self._rounds.run(pending, draft_start + by, last, target_start + by, gamma)
 
 
+@runtime_checkable
 class RowsEngine(Protocol):
     """Runs some rows of a batch in one pass; see `PackedEngine.forward_rows`."""
 
@@ -254,8 +243,8 @@ class RowsEngine(Protocol):
 
 
 def rows_of(engine: Engine) -> RowsEngine:
-    """Return an engine's passes of some of its rows: packed, or padded to one width."""
-    if isinstance(engine, PackedEngine):
+    """Return an engine's passes of some of its rows: its own, or padded to one width."""
+    if isinstance(engine, RowsEngine):
         return engine
     return SingleRow(engine) if engine.batch == 1 else PaddedRows(engine)
 
@@ -266,7 +255,7 @@ def first_row(engine: Engine) -> Engine:
 
 
 class FirstRow:
-    """The first row of an engine of several; without packing all rows are fed the same."""
+    """The first row of an engine of several; all rows are fed the same where it takes no others."""
 
     batch = 1
 
@@ -280,7 +269,7 @@ class FirstRow:
         """See `Engine`."""
         engine, fed, at = self._engine, np.asarray(tokens), int(np.asarray(start).item())
         scored = rows or fed.shape[1]
-        if isinstance(engine, PackedEngine):
+        if isinstance(engine, RowsEngine):
             return engine.forward_rows((Feed(0, fed[0].tolist(), at, scored),))[0]
         output = engine.forward(np.repeat(fed, engine.batch, 0), [at] * engine.batch, scored)
         return RowOutput(output, 0, 0, scored)
@@ -335,10 +324,6 @@ class PaddedRows:
             RowOutput(output, feed.row, end - feed.rows - (width - rows), feed.rows)
             for feed, end in zip(feeds, ends, strict=True)
         ]
-
-    def copied(self, source: int, to: int, length: int) -> None:
-        """Note that the engine holds the first `length` tokens of a row in another one, too."""
-        self._prefixes[to] = self._prefixes[source][:length]
 
     def _split(self, feeds: Sequence[Feed], width: int) -> Sequence[Output]:
         """Run the first of the widest alone, after the others, whose outputs are copied."""

@@ -12,9 +12,7 @@ from specrt.engine.protocol import (
     Engine,
     Feed,
     Output,
-    PaddedRows,
     check_bounds,
-    check_copy,
     rows_of,
 )
 from specrt.engine.tensorrt.engine import TensorRtEngine
@@ -113,18 +111,6 @@ class TensorRtHead:
             self.engine.end(error)
             raise
         return self._rows.forward_rows(fed)
-
-    def copy_row(self, source: int, to: int, length: int) -> None:
-        """Copy what a row holds to another; see `PackedEngine.copy_row`."""
-        check_copy(self, source, to, length)
-        self.engine.require_sound()
-        try:
-            self.engine.model.caches.copy_row(self.engine.model.device, source, to)
-        except EngineError as error:
-            self.engine.end(error)
-            raise
-        if isinstance(self._rows, PaddedRows):
-            self._rows.copied(source, to, max(0, length - 1))
 
 
 def beside_target(engine: TensorRtEngine, beside: Engine | None) -> Engine:

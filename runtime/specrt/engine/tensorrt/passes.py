@@ -149,8 +149,7 @@ class Caches:
         self, memory: Memory, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
     ) -> None:
         shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
-        self._row = prod(shape[1:]) * ITEM_BYTES[KV_TYPES[record.compute]]
-        each = aligned(batch * self._row)
+        each = aligned(prod(shape) * ITEM_BYTES[KV_TYPES[record.compute]])
         names = cache_names(geometry)
         self.sets = kv_sets(record.form)
         self.parity = 0
@@ -166,11 +165,6 @@ class Caches:
         for name, place in self._places[parity].items():
             context.set_address(name, place)
             context.set_address(f"present_{name}", written[name])
-
-    def copy_row(self, device: CudaDevice, source: int, to: int) -> None:
-        """Copy what a row holds to another, in stream order."""
-        for place in self._places[self.parity].values():
-            device.copy(place + to * self._row, place + source * self._row, self._row)
 
     def swap(self) -> None:
         """Note that a pass has written the other set."""
