@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from gpucheck.correctness import HEAD_TOLERANCE, TOLERANCES, check_head
+from gpucheck.correctness import TOLERANCES, check_head
 from gpucheck.evidence import CheckError, Evidence
 from onnx import helper, numpy_helper
 
@@ -294,7 +294,7 @@ def test_gpu_check_tells_a_head_that_is_right_from_one_that_is_not(
         assert evidence.facts["compared"] == (GAMMAS[-1] + 3) * GAMMAS[-1]
         feature_for_state(monkeypatch)
         with pytest.raises(CheckError, match="the head's logits are"):
-            check_head(generator.models, cpu.models, HEAD_TOLERANCE, Evidence())
+            check_head(generator.models, cpu.models, TOLERANCES["fp16"], Evidence())
 
 
 @pytest.fixture(scope="module")
@@ -512,7 +512,7 @@ def spoil(graph: Path, name: str) -> None:
     ("role", "name", "said"),
     [
         ("target", "feature", "leaves features that differ from the portable graph"),
-        ("draft", "state", "of the largest of its state at position"),
+        ("draft", "state", "the head's engine differs from its portable graph"),
         ("draft", "argmax", "has a wrong argmax"),
         ("draft", "confidence", "has a wrong confidence"),
     ],

@@ -37,8 +37,6 @@ GROWN = {"fp16": 2e-2, "int8": 8e-2, "fp8": 2e-1}
 compared with those they were made of, so this is what quantizing does."""
 TIE = 0.1
 """Logits; what fp16 may move them by on codelet, whose scores spread over 28."""
-HEAD_TOLERANCE = 2e-2
-"""As `TOLERANCES` of fp16: the target's features are rounded, and the head's numbers from them."""
 MEMORY_SLACK = 32 << 20
 REOPENINGS = 3
 
@@ -461,7 +459,7 @@ def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
 def head(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Compare a random head of codelet's target with the same in fp32 on the CPU."""
     with bench.bundle(HEAD, backend) as generator, bench.cpu_pair(HEAD) as cpu:
-        check_head(generator.models, cpu.models, HEAD_TOLERANCE, evidence)
+        check_head(generator.models, cpu.models, TOLERANCES["fp16"], evidence)
 
 
 def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:
