@@ -33,6 +33,8 @@ from specrt.engine.tensorrt.library import NATIVE
 from specrt.errors import BuildError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
+from specrt.system.gpu import survey
+from specrt.tuning.pass_timer import measure_costs
 from specrt_export.builder import build
 from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
@@ -49,6 +51,8 @@ from support.tensorrt_double import library_double
 
 RTX = "tensorrt-rtx"
 GAMMAS, PREFILL = (1, 2, 4), 12
+STAGES = "stages.txt"
+"""What a build said on its way, beside what it made."""
 Built = Callable[..., Path]
 
 
@@ -109,7 +113,12 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
             patched.setattr(TensorRtCompiler, "compile", kept)
             for name in ("export_graph", "export_head"):
                 patched.setattr(exporter, name, exports.once(getattr(exporter, name)))
-            build(read_recipe(folder / "recipe.toml"), folder / "bundle")
+            stages: list[str] = []
+            build(
+                read_recipe(folder / "recipe.toml"), folder / "bundle",
+                lambda stage, done: stages.append(stage),
+            )  # fmt: skip
+            (folder / STAGES).write_text("\n".join(stages), encoding="utf-8")
         return folder / "bundle"
 
     return once
@@ -357,6 +366,25 @@ def test_nothing_of_a_draft_comes_to_the_host_but_its_tokens(
         assert generator.models.rounds is None  # no round is one launch
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_pair_with_a_head_is_tuned(
+    load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """By a clock of its own: a pass takes as long as its layers and tokens say."""
+    now, run = [0], GraphDouble.run
+
+    def timed(self: GraphDouble, addresses: Any, width: int, rows: int) -> None:
+        run(self, addresses, width, rows)
+        now[0] += 1000 * self.geometry.layers * (10 + width)
+
+    monkeypatch.setattr(GraphDouble, "run", timed)
+    with load("", batch) as generator:
+        costs = measure_costs(generator.models, clock=lambda: now[0], budget_s=0.01)
+    for gamma in GAMMAS:
+        assert costs.verify(gamma) == pytest.approx(4000 * (11 + gamma))
+        assert costs.draft(gamma) == pytest.approx(11_000 * gamma, rel=0.2), "and what is caught up"
+
+
 def test_a_head_ends_with_its_target(gpu: Gpu, load: Callable[..., Generator]) -> None:
     """Also where a copy fails, and where the head is closed first."""
     generator = load()
@@ -445,6 +473,10 @@ def test_a_head_beside_another_target_is_refused(
         load()
 
 
+def no_gpu() -> bool:
+    return bool(survey().problem)
+
+
 @pytest.fixture(scope="session")
 def mild(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head that does not make more of what fp16 rounds than trained ones do."""
@@ -468,6 +500,9 @@ def test_plans_are_built_in_every_precision(
     assert manifest.draft.precision == manifest.target.precision == precision
     assert manifest.draft.kind == (KIND if kind == "head" else "")
     assert manifest.draft.vocab_map
+    if kind == "head" and precision != "fp16":
+        said = (folder.parent / STAGES).read_text("utf-8")
+        assert ("of what the head drafts is accepted is not measured" in said) is no_gpu()
     for role in ("target", "draft"):
         record = read_engine_record(folder / role / FILE_NAME)
         assert (record.form, record.compute) == (NATIVE, "fp16")
