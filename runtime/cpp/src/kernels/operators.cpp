@@ -561,8 +561,8 @@ struct Part {
   std::size_t first, count;
 };
 
-// Cut the tokens of a pass, from the first one on that has a query, where `goes_on(token)` is false,
-// and where a part has enough queries.
+// Cut the tokens of a pass, from the first one on that has a query, where `goes_on(token)` is
+// false, and where a part has enough queries.
 template <class GoesOn>
 std::vector<Part> parts_of(const Attention& attention, std::size_t first, std::size_t count,
                            const GoesOn& goes_on) {
