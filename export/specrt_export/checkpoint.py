@@ -305,8 +305,9 @@ HEAD_NAMES = {"eagle3": ("eagle3",), "dflash": ("dflash", "dspark")}
 
 def head_names(config: Mapping[str, Any]) -> list[str]:
     """Return the names of classes in a config.json, by which a head is told from a model."""
-    names = [*(config.get("architectures") or ()), config.get("speculators_model_type", "")]
-    return [str(name) for name in names]
+    classes = config.get("architectures")
+    names = classes if isinstance(classes, list) else []
+    return [str(name) for name in (*names, config.get("speculators_model_type", ""))]
 
 
 def named_head(config: Mapping[str, Any]) -> str | None:

@@ -205,6 +205,14 @@ def flash(**more: Any) -> dict[str, Any]:
         ({"markov_rank": 4, "markov_head_type": "rnn"}, "markov_head_type 'rnn'"),
         ({"markov_rank": 4, "draft_vocab_size": 40}, "Markov head and scores 40 entries"),
         ({"markov_rank": 4}, r"markov_head.markov_w1.weight is nothing"),
+        ({"block_size": None}, "block_size None"),
+        ({"dflash_config": [MASK]}, r"dflash_config \[95\]; expected an object"),
+        (flash(target_layer_ids=2), "inputs of layers 2 of"),
+        (flash(target_layer_ids=[0, "1"]), r"inputs of layers \[1, '1'\] of"),
+        ({"draft_vocab_size": "40"}, "draft_vocab_size '40'"),
+        ({"layer_types": 3}, "layer_types 3"),
+        ({"head_dim": {"size": 8}}, "head_dim"),
+        ({"num_hidden_layers": 1}, r"holds layers\.1\.\S+, which no block head"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -221,6 +229,15 @@ def test_what_does_not_fit_is_refused(
 def test_weights_that_are_missing_are_refused(tmp_path: Path, target: Path, name: str) -> None:
     weights = {n: t for n, t in random_weights().items() if n != name}
     with pytest.raises(CheckpointError, match=f"{name} is nothing"):
+        opened(save_block_head(tmp_path / "head", weights=weights), target)
+
+
+@pytest.mark.parametrize("name", ["layers.0.self_attn.q_proj.bias", "layers.two.norm.weight"])
+def test_weights_that_nothing_would_read_are_refused(
+    tmp_path: Path, target: Path, name: str
+) -> None:
+    weights = random_weights() | {name: torch.zeros(WIDTH)}
+    with pytest.raises(CheckpointError, match=f"holds {name}, which no block head"):
         opened(save_block_head(tmp_path / "head", weights=weights), target)
 
 

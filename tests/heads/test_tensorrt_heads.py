@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from onnx import helper, numpy_helper
 import specrt
 from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
 from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
+from shared import locked, shared_folder
 from specrt.bundle import Bundle
 from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.protocol import Feed
@@ -34,7 +37,7 @@ from specrt.errors import BuildError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.system.gpu import survey
-from specrt.tuning.pass_timer import measure_costs
+from specrt.tuning.pass_timer import PassTimer
 from specrt_export.builder import build
 from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
@@ -61,18 +64,20 @@ class Exports:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[str, ExportedGraph] = {}
 
     def once(self, export: Callable[..., ExportedGraph]) -> Callable[..., ExportedGraph]:
         def exported(*given: Any, **named: Any) -> ExportedGraph:
             out = next(one for one in given if isinstance(one, Path))
-            name = "-".join([export.__name__, *named, out.name])
-            if name not in self._kept:
-                made = export(*given, **named)
-                path = Path(shutil.copyfile(made.path, self._folder / name))
-                self._kept[name] = replace(made, path=path)
-            kept = self._kept[name]
-            return replace(kept, path=Path(shutil.copyfile(kept.path, out)))
+            path = self._folder / "-".join([export.__name__, *named, out.name])
+            record = path.with_suffix(".pickle")
+            with locked(path.with_suffix(".lock")):
+                if not record.exists():
+                    made = export(*given, **named)
+                    shutil.copyfile(made.path, path)
+                    record.write_bytes(pickle.dumps(made))
+            shutil.copyfile(path, out)
+            made = pickle.loads(record.read_bytes())
+            return replace(made, path=out)
 
         return exported
 
@@ -81,8 +86,9 @@ class Exports:
 def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the pair, or the target with another draft; keep the lowered graphs beside it."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
-    root = tmp_path_factory.mktemp("plans")
-    exports = Exports(tmp_path_factory.mktemp("graphs"))
+    root = shared_folder(tmp_path_factory) / "plans-of-heads"
+    root.mkdir(exist_ok=True)
+    exports = Exports(root)
 
     def once(
         version: str = "", batch: int = 1, precision: str = "fp32", draft: Path | None = None,
@@ -90,9 +96,16 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
     ) -> Path:  # fmt: skip
         draft = draft or bundle.parent / "head"
         folder = root / "-".join([backend, version, str(batch), precision, draft.name, name])
-        if (folder / "bundle").exists():
-            return folder / "bundle"
-        folder.mkdir()
+        with locked(root / f"{folder.name}.lock"):
+            if not (folder / "bundle").exists():
+                folder.mkdir()
+                make(folder, version, batch, precision, draft, gammas, backend)
+        return folder / "bundle"
+
+    def make(
+        folder: Path, version: str, batch: int, precision: str, draft: Path,
+        gammas: Sequence[int], backend: str,
+    ) -> None:  # fmt: skip
         compiles = TensorRtCompiler.compile
 
         def kept(self: Any, lowered: Any, *places: Any) -> Any:
@@ -119,7 +132,6 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
                 lambda stage, done: stages.append(stage),
             )  # fmt: skip
             (folder / STAGES).write_text("\n".join(stages), encoding="utf-8")
-        return folder / "bundle"
 
     return once
 
@@ -367,22 +379,14 @@ def test_nothing_of_a_draft_comes_to_the_host_but_its_tokens(
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_pair_with_a_head_is_tuned(
-    load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch, batch: int
-) -> None:
-    """By a clock of its own: a pass takes as long as its layers and tokens say."""
-    now, run = [0], GraphDouble.run
-
-    def timed(self: GraphDouble, addresses: Any, width: int, rows: int) -> None:
-        run(self, addresses, width, rows)
-        now[0] += 1000 * self.geometry.layers * (10 + width)
-
-    monkeypatch.setattr(GraphDouble, "run", timed)
+def test_rounds_of_a_head_are_timed(load: Callable[..., Generator], batch: int) -> None:
+    """From a position that no text led to."""
     with load("", batch) as generator:
-        costs = measure_costs(generator.models, clock=lambda: now[0], budget_s=0.01)
-    for gamma in GAMMAS:
-        assert costs.verify(gamma) == pytest.approx(4000 * (11 + gamma))
-        assert costs.draft(gamma) == pytest.approx(11_000 * gamma, rel=0.2), "and what is caught up"
+        timer = PassTimer(generator.models, None, perf_counter_ns)
+        timer.fill(perf_counter_ns() + 10**12)
+        for gamma in (0, *GAMMAS):
+            timed = timer.burst(gamma, 3)
+            assert [one.drafted for one in timed] == [gamma] * 3
 
 
 def test_a_head_ends_with_its_target(gpu: Gpu, load: Callable[..., Generator]) -> None:

@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from specrt.engine.protocol import MOST_OF_BLOCK
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint, head_names
 from specrt_export.heads.head_checkpoint import (
     HeadCheckpoint,
     HeadSizes,
+    behind,
     check_inputs,
     check_shapes,
     check_target,
+    optional_number,
     stored_weights_of,
     whole_number,
     with_shared,
@@ -47,9 +50,6 @@ _MARKOV = "vanilla"
 _LAYER_TYPES = ("llama", "qwen3")
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
-
-_MOST = 64
-"""Positions of a block."""
 
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "projector_type": (None, "dflash"),
@@ -113,7 +113,13 @@ def read_block_head(
 
 def _options(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the options of a head, those of `dflash_config` beside the others."""
-    return {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
+    nested = checkpoint.config.get("dflash_config") or {}
+    if not isinstance(nested, dict):
+        raise CheckpointError(
+            f"{checkpoint.origin} has dflash_config {nested!r}; expected an object: fetch the "
+            "checkpoint again"
+        )
+    return {**checkpoint.config, **nested}
 
 
 def _check_options(checkpoint: Checkpoint) -> None:
@@ -158,13 +164,15 @@ def _read_config(
     count = whole_number(checkpoint, "num_hidden_layers", layer)
     for key in ("num_attention_heads", "intermediate_size"):
         whole_number(checkpoint, key, layer)
+    for key in ("num_key_value_heads", "head_dim"):
+        optional_number(checkpoint, key, layer, 1)
     ids, guess = _inputs(checkpoint, target, count, layers)
     size = whole_number(checkpoint, "block_size", options, least=2)
     mask = whole_number(checkpoint, "mask_token_id", options, least=0)
-    if size > _MOST or mask >= vocabulary:
+    if size > MOST_OF_BLOCK or mask >= vocabulary:
         raise CheckpointError(
             f"{origin} has block_size {size} and mask_token_id {mask}; expected a block of up to "
-            f"{_MOST} positions, and a token below {vocabulary}"
+            f"{MOST_OF_BLOCK} positions, and a token below {vocabulary}"
         )
     is_dspark = any("dspark" in name.lower() for name in head_names(checkpoint.config))
     windows, causal = _attention(checkpoint, options, layer, count)
@@ -173,7 +181,7 @@ def _read_config(
     reads = confident and rank > 0 and bool(options.get("confidence_head_with_markov"))
     return BlockConfig(
         layer=layer, layers=count, vocabulary=vocabulary,
-        scored=int(options.get(SIZE) or vocabulary),
+        scored=optional_number(checkpoint, SIZE, options, vocabulary),
         width=whole_number(checkpoint, "hidden_size", layer),
         target_width=whole_number(target, "hidden_size"), inputs=ids,
         block_size=size, mask_token_id=mask,
@@ -192,7 +200,11 @@ def _attention(
     """
     types = layer.get("layer_types")
     types = [_FULL] * count if types is None else types
-    if types != [kind for kind in types if kind in (_FULL, _WINDOWED)] or len(types) != count:
+    if (
+        not isinstance(types, list)
+        or len(types) != count
+        or any(kind not in (_FULL, _WINDOWED) for kind in types)
+    ):
         raise CheckpointError(
             f"{checkpoint.origin} has layer_types {types!r}; expected {_FULL} or {_WINDOWED} for "
             f"each of {count} layers"
@@ -228,12 +240,13 @@ def _inputs(
             f"{target.origin} has {there}; name its own target"
         )
     read, made = options.get("aux_hidden_state_layer_ids"), options.get("target_layer_ids")
+    ids: Any
     if asked:
-        ids = list(asked)
+        ids = asked
     elif read is not None:
-        ids = list(read)
+        ids = read
     elif made is not None:
-        ids = [i + 1 if type(i) is int else i for i in made]
+        ids = behind(made)
     else:
         first, last = 1, there - 3
         steps = [first + i * (last - first) / max(1, count - 1) for i in range(count)]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.heads.head_checkpoint import (
     HeadCheckpoint,
     HeadSizes,
+    behind,
     check_inputs,
     check_shapes,
     check_target,
+    optional_number,
     stored_weights_of,
     whole_number,
     with_shared,
@@ -65,7 +67,6 @@ def read_head(checkpoint: Checkpoint, target: Checkpoint, layers: tuple[int, ...
     check_target(target)
     named = stored_weights_of(checkpoint)
     weights = {name.replace("midlayer.", "layers.0.", 1): w for name, w in named.items()}
-    weights.pop("layers.0.self_attn.rotary_emb.inv_freq", None)
     config, guess = _read_config(checkpoint, target, layers, weights)
     entries = read_entries(checkpoint, weights.pop(NAME, None), config.scored, config.vocabulary)
     weights = with_shared(target, weights, config)
@@ -87,19 +88,20 @@ def _read_config(
         )
     vocabulary = whole_number(target, "vocab_size")
     width = whole_number(checkpoint, "hidden_size", layer)
-    count = layer.get("num_hidden_layers", 1)
+    count = optional_number(checkpoint, "num_hidden_layers", layer, 1)
     if "fc.weight" not in weights or "layers.0.hidden_norm.weight" not in weights:
         raise CheckpointError(
             f"{origin} has no fc.weight and hidden_norm.weight, which an EAGLE-3 head has; "
             "earlier kinds of heads are not supported: train one of EAGLE-3"
         )
     ids, guess = _inputs(checkpoint, whole_number(target, "num_hidden_layers"), layers)
-    scored = config.get(SIZE) or config.get("truncated_vocab_size") or vocabulary
+    scored = optional_number(checkpoint, "truncated_vocab_size", config, vocabulary)
+    scored = optional_number(checkpoint, SIZE, config, scored)
     if layer.get("rope_theta") is None and layer.get("rope_parameters") is None:
         layer["rope_theta"] = 10000.0
     flags = {flag: bool(config.get(flag, False)) for flag in _FLAGS}
     return HeadConfig(
-        layer, int(count), vocabulary, int(scored), width, whole_number(target, "hidden_size"),
+        layer, count, vocabulary, scored, width, whole_number(target, "hidden_size"),
         ids, **flags,
     ), guess  # fmt: skip
 
@@ -109,14 +111,15 @@ def _inputs(
 ) -> tuple[tuple[int, ...], str]:
     """Return the layers whose inputs a head reads, and why they are a guess if they are."""
     config, guess = checkpoint.config, ""
-    told = config.get(_IDS)
-    outputs = (config.get("eagle_config") or {}).get(_IDS)
+    told, nested = config.get(_IDS), config.get("eagle_config")
+    outputs = nested.get(_IDS) if isinstance(nested, dict) else None
+    ids: Any
     if asked:
         ids = asked
     elif told is not None:
-        ids = tuple(told)
+        ids = told
     elif outputs is not None:
-        ids = tuple(number + 1 for number in outputs)  # the output of one is the input of the next
+        ids = behind(outputs)
     else:
         ids = (2, there // 2, there - 3)
         guess = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +13,8 @@ from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.safetensors_file import WeightBytes
 
-_IGNORED = ("t2d", "rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.inv_freq")
+_IGNORED = ("t2d", "rotary_emb.inv_freq")
+"""Ends of the names of what a checkpoint may hold and nothing reads."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def own_weights(head: HeadCheckpoint) -> dict[str, WeightBytes]:
 def stored_weights_of(checkpoint: Checkpoint) -> dict[str, WeightBytes]:
     """Return the weights of a head by name, without the prefix and those that say nothing new."""
     named = {name.removeprefix("model."): weight for name, weight in checkpoint.weights.items()}
-    return {name: weight for name, weight in named.items() if name not in _IGNORED}
+    return {name: weight for name, weight in named.items() if not name.endswith(_IGNORED)}
 
 
 def check_target(target: Checkpoint) -> None:
@@ -97,14 +98,31 @@ def whole_number(
     return value
 
 
-def check_inputs(checkpoint: Checkpoint, ids: Sequence[Any], there: int) -> tuple[int, ...]:
+def optional_number(checkpoint: Checkpoint, key: str, config: Mapping[str, Any], usual: int) -> int:
+    """Return a number of a config.json, or the usual one where it names none.
+
+    Raises: CheckpointError for what is no whole number above 0.
+    """
+    return usual if config.get(key) is None else whole_number(checkpoint, key, config)
+
+
+def behind(outputs: Any) -> Any:
+    """Return the layers that read the outputs of others; what is no list of numbers stays."""
+    if not isinstance(outputs, list):
+        return outputs
+    return [i + 1 if type(i) is int else i for i in outputs]
+
+
+def check_inputs(checkpoint: Checkpoint, ids: Any, there: int) -> tuple[int, ...]:
     """Return the layers whose inputs a head reads, of a target of `there` layers.
 
-    Raises: CheckpointError for none, and for layers that are not there.
+    Raises: CheckpointError for what is no list, none, and for layers that are not there.
     """
-    if not ids or any(type(i) is not int or not 0 <= i < there for i in ids):
+    ids = list(ids) if isinstance(ids, tuple) else ids
+    known = isinstance(ids, list) and all(type(i) is int and 0 <= i < there for i in ids)
+    if not known or not ids:
         raise CheckpointError(
-            f"{checkpoint.origin} reads the inputs of layers {list(ids)} of a target of {there}; "
+            f"{checkpoint.origin} reads the inputs of layers {ids!r} of a target of {there}; "
             f"expected numbers from 0 to {there - 1}: set `layers` in [draft]"
         )
     return tuple(ids)
@@ -132,7 +150,7 @@ def check_shapes(
 ) -> None:  # fmt: skip
     """Hold weights to the shapes that they have in a format; `what` names a head of it.
 
-    Raises: CheckpointError for what is missing, of another shape, or unknown beside the layers.
+    Raises: CheckpointError for what is missing, of another shape, or would not be read.
     """
     for name, shape in shapes.items():
         stored = weights.get(name)
@@ -143,9 +161,17 @@ def check_shapes(
                 f"width {config.target_width} and {config.vocabulary} entries. Is the head of "
                 "this target?"
             )
-    odd = [name for name in weights if name not in shapes and not name.startswith("layers.")]
+    odd = [name for name in weights if name not in shapes and not _of_layers(name, config)]
     if odd:
         raise CheckpointError(
             f"{checkpoint.origin} holds {odd[0]}, which no {what} that specrt knows has; "
             "fetch it again, or report it"
         )
+
+
+def _of_layers(name: str, config: HeadSizes) -> bool:
+    """Tell whether a weight is of one of the layers: a bias, where these have some, or another."""
+    room, number, *_ = [*name.split("."), ""]
+    biased = config.layer.get("attention_bias") or config.layer.get("mlp_bias")
+    there = room == "layers" and number.isdecimal() and int(number) < config.layers
+    return there and bool(biased or not name.endswith(".bias"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from specrt.engine.ort import (
     run_bound,
     widths,
 )
-from specrt.engine.protocol import CLOSED, BlockShape, Feed, check_bounds
+from specrt.engine.protocol import CLOSED, MOST_OF_BLOCK, BlockShape, Feed, check_bounds
 from specrt.errors import EngineError
 
 NO_SIZES = -1, 0, 0, 0
@@ -28,19 +29,30 @@ BLOCK = "specrt.block"
 """The entry of a graph's metadata that says what its blocks are, as JSON; see `BlockShape`."""
 
 
-def read_block(session: Any) -> BlockShape:
+def read_block(session: Any, vocabulary: int) -> BlockShape:
     """Read what an engine's graph says of its blocks.
 
-    Raises: EngineError.
+    Raises: EngineError for what no block of the engine can have.
     """
     told = session.get_modelmeta().custom_metadata_map.get(BLOCK, "")
     try:
-        return BlockShape(**json.loads(told))
-    except (ValueError, TypeError):
+        block = BlockShape(**json.loads(told))
+    except (ValueError, TypeError, RecursionError):
+        block = BlockShape(0, 0, 0)
+    *numbers, chained = block
+    asks = any(port.name == "previous" for port in session.get_inputs())
+    if (
+        any(type(number) is not int for number in numbers)
+        or not 1 <= block.drafts <= block.block_size <= MOST_OF_BLOCK
+        or not 0 <= block.mask_token_id < vocabulary
+        or chained is not asks
+    ):
         raise EngineError(
-            f"the engine reads a context and says {told!r} of its blocks; expected their size: "
-            "build the bundle again"
-        ) from None
+            f"the engine reads a context and says {short(told)} of its blocks; expected up to "
+            f"{MOST_OF_BLOCK} positions, a mask token below {vocabulary}, no more drafts than "
+            f"positions, and chained {asks}: build the bundle again"
+        )
+    return block
 
 
 class OrtBlockEngine(OrtEngine):
@@ -66,7 +78,7 @@ class OrtBlockEngine(OrtEngine):
         super().__init__(
             session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
         )
-        self.block = read_block(session)
+        self.block = read_block(session, geometry.vocab_size)
         self.target_features = target_features
         tokens = batch * (max_width - 1 + self.block.block_size)
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
@@ -253,5 +265,7 @@ def _copied(scores: RowScores) -> RowScores:
 
 def _probability(odds: NDArray[np.float32], more: float) -> NDArray[np.float32]:
     """Return the probabilities of log odds to which some more are added."""
-    chances: NDArray[np.float32] = 1.0 / (1.0 + np.exp(-(odds + np.float32(more))))
+    # Beyond that the exponential of a float has no number, and the chance is 0 or 1.
+    sure = np.clip(odds + np.float32(more), -80, 80)
+    chances: NDArray[np.float32] = 1.0 / (1.0 + np.exp(-sure))
     return chances

@@ -98,6 +98,10 @@ class Feed(NamedTuple):
     """What a head's graph reads beside each token, [S, H]; `HeadEngine` fills it in."""
 
 
+MOST_OF_BLOCK = 64
+"""Positions of a block, at most."""
+
+
 class BlockShape(NamedTuple):
     """What an engine is fed that drafts a block in one pass, and what it drafts: its `block`."""
 
