@@ -93,6 +93,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 

@@ -73,6 +73,8 @@ WANTED_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
     SINGLE,
     INDEX,
     "model-*.safetensors",

@@ -339,6 +339,8 @@ class Transcriber:
             logprobs=MOST_RANKED,
             ignore_eos=True,
             allowed_token_ids=tuple(config.languages.values()) if wanted else None,
+            suppress_tokens=(),
+            begin_suppress_tokens=(),
         )
         done = yield WindowRequest(features, params)
         if wanted:
