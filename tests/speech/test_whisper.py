@@ -51,7 +51,7 @@ def test_windows_in_rows_have_the_texts_of_transformers(
     assert len(set(map(tuple, wanted))) > 1
     params = SamplingParams(max_tokens=LENGTH - len(opened.models.decoder_start))
     for gamma in (0, 1, 3):
-        many = [done for done, in opened.generate_many(heard, params, gamma=gamma)]
+        many = [done for (done,) in opened.generate_many(heard, params, gamma=gamma)]
         assert [done.token_ids for done in many] == wanted, gamma
         assert (many[0].speculation.accepted > 0) == (gamma > 0)
 
