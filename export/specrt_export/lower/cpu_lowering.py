@@ -122,6 +122,8 @@ class Attention:
 
     def biases(self, layer: Layer) -> str:
         """See `FusedKernel`: what the layer's mask has where a key is seen, by its distance."""
+        if self._has_blocks:
+            return ""  # their masks say what is seen, and no more
         mask, window = layer.node.input[3], self._geometry.windows[layer.index]
         if (mask, window) not in self._biases:
             table = bias_by_distance(self._view, mask, self._geometry, window, self._length)
