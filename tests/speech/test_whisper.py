@@ -14,6 +14,7 @@ import specrt
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
+from specrt.speculation.drafters import DRAFTERS
 from specrt.speech import TranscriptionOptions, read_whisper_config, transcribe
 from speech.recordings import sines
 from speech.scripted import SETTINGS
@@ -75,6 +76,18 @@ def test_segments_of_long_recordings_are_those_of_transformers(
         assert [one.tokens for one in done.segments] == [tokens for _, _, tokens in wanted]
         times = [(one.start, one.end) for one in done.segments]
         np.testing.assert_allclose(times, [(start, end) for start, end, _ in wanted])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_no_drafter_changes_a_segment(whisper: Path, opened: Generator, drafter: str) -> None:
+    """None of them hears the recording; lookup has the text of the window."""
+    config, wave = read_whisper_config(whisper), sines(40, 2)
+    options = TranscriptionOptions(timestamps=True, language="en", no_speech_threshold=None)
+    plain = transcribe(opened, config, wave, options, gamma=0)
+    done = transcribe(opened, config, wave, options, gamma=3, drafter=drafter)
+    assert done.segments == plain.segments
+    assert done.speculation is not None
+    assert (done.speculation.drafted > 0) == (drafter != "none")
 
 
 def test_a_prompt_of_text_is_refused(opened: Generator) -> None:
