@@ -535,7 +535,7 @@ class AttentionOperator : public Operator {
     is_bidirectional_ = optional_integer(info, "bidirectional") != 0;
     const std::size_t heads = attention_.heads, kv_heads = attention_.kv_heads;
     const std::size_t head_dim = attention_.head_dim;
-    if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
+    if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
         heads * head_dim >= std::size_t{kMostCount})
       throw std::runtime_error("specrt.Attention has " + std::to_string(heads) + " heads of " +
                                std::to_string(head_dim) + " over " + std::to_string(kv_heads) +
