@@ -231,7 +231,15 @@ GOOD = {"block_size": 8, "mask_token_id": 95, "drafts": 7, "chained": False}
 
 def test_what_no_block_can_be_is_refused() -> None:
     assert read_block(Session(GOOD), VOCABULARY) == BlockShape(8, 95, 7)
-    wrong = [{}, [], None, {"more": 1}, {"mask_token_id": 96}, {"mask_token_id": -1}, {"drafts": 9}]
+    wrong: list[Any] = [
+        {},
+        [],
+        None,
+        {"more": 1},
+        {"mask_token_id": 96},
+        {"mask_token_id": -1},
+        {"drafts": 9},
+    ]
     wrong += [{"drafts": 0}, {"block_size": "8"}, {"block_size": 10**12}, {"chained": True}]
     for change in wrong:
         told = {**GOOD, **change} if isinstance(change, dict) and change else change
