@@ -311,6 +311,11 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
         return [found[0], replace(draft, entries=entries)]
     _check_head(recipe, found)
     head = read_head(draft.checkpoint, found[0].checkpoint, layers)
+    if recipe.engine.max_length < head.config.least_length:
+        raise BuildError(
+            f"{recipe.path}: engine.max_length is {recipe.engine.max_length}, and the head in "
+            f"[draft] drafts nothing in so few; expected {head.config.least_length} or more"
+        )
     target, draft = (replace(model, head=head) for model in found)
     return [target, replace(draft, entries=head.entries)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from heads.blocks import BLOCK, save_block_head
 from heads.conftest import RECIPE, VOCABULARY
 from heads.test_head_drafting import PROMPTS, SETTINGS, agreement, run
 from specrt.engine.backends import BACKENDS
-from specrt.engine.protocol import Feed, PackedEngine
+from specrt.engine.ort_block import BLOCK as BLOCK_FACTS
+from specrt.engine.ort_block import read_block
+from specrt.engine.protocol import BlockShape, Feed, PackedEngine
 from specrt.errors import BundleError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -208,3 +211,37 @@ def test_a_backend_that_drafts_no_blocks_refuses_them_by_name(
     monkeypatch.setitem(BACKENDS, "ort-cpu", replace(BACKENDS["ort-cpu"], blocks=False))
     with pytest.raises(BundleError, match=r"drafts blocks \(dflash\), which ort-cpu does not run"):
         specrt.load(bundle)
+
+
+class Session:
+    """What a session tells of its graph."""
+
+    def __init__(self, block: object) -> None:
+        self.custom_metadata_map = {BLOCK_FACTS: json.dumps(block)}
+
+    def get_modelmeta(self) -> Session:
+        return self
+
+    def get_inputs(self) -> list[Any]:
+        return []
+
+
+GOOD = {"block_size": 8, "mask_token_id": 95, "drafts": 7, "chained": False}
+
+
+def test_what_no_block_can_be_is_refused() -> None:
+    assert read_block(Session(GOOD), VOCABULARY) == BlockShape(8, 95, 7)
+    wrong: list[Any] = [
+        {},
+        [],
+        None,
+        {"more": 1},
+        {"mask_token_id": 96},
+        {"mask_token_id": -1},
+        {"drafts": 9},
+    ]
+    wrong += [{"drafts": 0}, {"block_size": "8"}, {"block_size": 10**12}, {"chained": True}]
+    for change in wrong:
+        told = {**GOOD, **change} if isinstance(change, dict) and change else change
+        with pytest.raises(EngineError, match="build the bundle again"):
+            read_block(Session(told), VOCABULARY)

@@ -212,6 +212,7 @@ def flash(**more: Any) -> dict[str, Any]:
         ({"draft_vocab_size": "40"}, "draft_vocab_size '40'"),
         ({"layer_types": 3}, "layer_types 3"),
         ({"head_dim": {"size": 8}}, "head_dim"),
+        ({"num_key_value_heads": 3}, "a multiple of the second"),
         ({"num_hidden_layers": 1}, r"holds layers\.1\.\S+, which no block head"),
     ],
 )
@@ -245,6 +246,17 @@ def test_a_head_is_known_by_its_weights_too(tmp_path: Path, target: Path) -> Non
     folder = save_block_head(tmp_path / "head", architectures=["Qwen3ForCausalLM"])
     assert is_head(Checkpoint.open(folder))
     assert opened(folder, target).config.drafts == BLOCK - 1
+
+
+def test_buffers_in_which_no_block_fits_are_refused(tmp_path: Path, target: Path) -> None:
+    text = RECIPE.format(target=target, head=save_block_head(tmp_path / "head"))
+    text = (
+        text.replace("= 160", f"= {BLOCK}").replace("= 12", "= 4").replace("3, 4, 5, 6, 7, 8", "3")
+    )
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecrtError, match=f"max_length is {BLOCK}.*expected {BLOCK + 1} or more"):
+        build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def check_block_engine(
     """
     features, block, worst = engine.target_features, engine.block, 0.0
     batch, length, _ = features.shape
-    near = list(passes(engine.geometry, length - block.block_size, widths))
+    room = length - block.block_size
+    near = passes(engine.geometry, room, [min(width, room) for width in widths])
     reference.reset(batch, max(start + width for start, width in near) + block.block_size)
     rng = np.random.default_rng(0)
     for start, width in near:

@@ -107,7 +107,9 @@ def check_head_engine(
     are not those of the logits beside them.
     """
     batch, length, _ = engine.features.shape
-    near = [(s, w) for s, w in passes(engine.geometry, length - 2, widths)]
+    room = length - 2
+    widths = [min(width, room) for width in widths]
+    near = passes(engine.geometry, room, widths)
     reach = max(start + width for start, width in near) + 2
     if isinstance(engine, LoweredHead):
         reach = reachable(engine, reach)

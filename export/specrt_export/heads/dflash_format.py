@@ -79,6 +79,11 @@ class BlockConfig(HeadSizes):
     confidence_reads_markov: bool = False
 
     @property
+    def least_length(self) -> int:
+        """See `HeadSizes`: a block behind one token."""
+        return self.block_size + 1
+
+    @property
     def drafts(self) -> int:
         """Tokens that a pass drafts."""
         return self.block_size - (not self.predicts_next)
@@ -166,6 +171,12 @@ def _read_config(
         whole_number(checkpoint, key, layer)
     for key in ("num_key_value_heads", "head_dim"):
         optional_number(checkpoint, key, layer, 1)
+    heads, shared = layer["num_attention_heads"], layer.get("num_key_value_heads")
+    if heads % (shared or heads):
+        raise CheckpointError(
+            f"{origin} has num_attention_heads {heads} and num_key_value_heads {shared}; expected "
+            "a multiple of the second: fetch the checkpoint again"
+        )
     ids, guess = _inputs(checkpoint, target, count, layers)
     size = whole_number(checkpoint, "block_size", options, least=2)
     mask = whole_number(checkpoint, "mask_token_id", options, least=0)

@@ -34,6 +34,11 @@ class HeadSizes:
     inputs: tuple[int, ...]
     """The layers of the target whose input it reads; 0 reads the embeddings."""
 
+    @property
+    def least_length(self) -> int:
+        """Fewest positions of the KV buffers in which it can draft at all."""
+        return 3
+
 
 @dataclass(frozen=True)
 class HeadCheckpoint:

@@ -530,13 +530,12 @@ Attention read_sizes(const OrtKernelInfo* info, const char* name) {
   attention.softcap = number(info, "softcap");
   const std::size_t heads = attention.heads, kv_heads = attention.kv_heads;
   const std::size_t head_dim = attention.head_dim;
-  if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
+  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
       heads * head_dim >= std::size_t{kMostCount})
-    throw std::runtime_error("specrt." + std::string(name) + " has " + std::to_string(heads) +
-                             " heads of " + std::to_string(head_dim) + " over " +
-                             std::to_string(kv_heads) +
-                             " of keys; expected a multiple, and fewer " + "than " +
-                             std::to_string(kMostCount) + " numbers");
+    throw std::runtime_error(
+        "specrt." + std::string(name) + " has " + std::to_string(heads) + " heads of " +
+        std::to_string(head_dim) + " over " + std::to_string(kv_heads) +
+        " of keys; expected a multiple, and fewer than " + std::to_string(kMostCount) + " numbers");
   return attention;
 }
 
