@@ -29,6 +29,7 @@ from specrt.bundle import (
     format_of,
     hash_file,
 )
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
@@ -46,7 +47,8 @@ from specrt_export.compile.compiler import (
     GraphSource,
     Progress,
 )
-from specrt_export.heads.eagle3_format import KIND, Head, feature_weights, own_weights
+from specrt_export.heads.head_checkpoint import HeadCheckpoint, feature_weights, own_weights
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.inputs import (
     CalibrationPieces,
     ModelInputs,
@@ -63,6 +65,7 @@ from specrt_export.inputs import (
     quantized_sources,
     read_calibration,
     read_source_pairs,
+    read_speech_pairs,
     shares_encoder,
 )
 from specrt_export.measured_model import MeasuredModel, ModelTrials
@@ -180,6 +183,13 @@ def _accepted(recipe: Recipe, bundle: Path, progress: Progress) -> tuple[float, 
             0.98,
         )
         return ()
+    if missing := backend_named(recipe.backend_of("target")).missing():
+        progress(
+            f"warning: how much of what the head drafts is accepted is not measured ({missing}); "
+            "build it for ort-cpu too, or where it will run",
+            0.98,
+        )
+        return ()
     progress("draft", 0.98)
     shares = acceptance_by_position(bundle, calibration_path(recipe))
     if shares[0] < least:
@@ -239,10 +249,9 @@ def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
     task = model_task(model)
     if task.name == SPEECH:
-        raise BuildError(
-            f"{recipe.path}: quality.calibration is text, and {target.origin} reads speech, which "
-            "is not measured yet; store it as fp32, fp16 or bf16, without a calibration text"
-        )
+        start, sizes = decoder_start(target, task.name), target.config
+        shape = sizes.get("num_mel_bins", 0), 2 * sizes.get("max_source_positions", 0)
+        return read_speech_pairs(path, tokenizer, start, length, shape)
     if task.conditioned:
         start = decoder_start(target, task.name)
         return read_source_pairs(path, tokenizer, start, length, most_source(recipe, target))
@@ -419,7 +428,8 @@ class ModelBuilder:
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
             record = self._record(parameters, measured, compiled)
             vocab_map = "" if model.entries is None else VOCAB_MAP
-            record = replace(record, kind=KIND if is_head else "", vocab_map=vocab_map)
+            kind = model.head.KIND if role == "draft" and model.head is not None else ""
+            record = replace(record, kind=kind, vocab_map=vocab_map)
             task = facts_of(read_graph(original.graph)).get(TASK, TASKS[0])
             return BuiltModel(record, measured.likeliest, original, task)
 
@@ -454,7 +464,7 @@ class ModelBuilder:
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 
-    def _export_pair(self, model: ModelInputs, head: Head, scratch: Path) -> GraphSource:
+    def _export_pair(self, model: ModelInputs, head: HeadCheckpoint, scratch: Path) -> GraphSource:
         """Export a target with the feature that its head reads, or that head."""
         from specrt_export.portable.exporter import export_graph, export_head
 
@@ -477,10 +487,9 @@ class ModelBuilder:
         if not (runs_here() and all(map(find_spec, ("torch", "transformers")))):
             return
         if model.head is not None and model.role == "draft":
-            from specrt_export.check.head_equivalence import check_head
-
             progress("compare draft with torch", 0.1)
-            check_head(model.head, source.graph, source.weights)
+            check_graph_of = HEAD_FORMATS[model.head.KIND].part("check_graph")
+            check_graph_of(model.head, source.graph, source.weights)
             return
         reference, reason = _open_reference(model.checkpoint, parameters)
         if reference is None:

@@ -27,7 +27,8 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.heads.eagle3_format import Head, is_head, read_head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.external_data import MappedWeight, map_weights
 from specrt_export.portable.graph import (
@@ -117,9 +118,6 @@ def _shown(token: str | None) -> str:
     return "no token" if token is None else repr(token)
 
 
-HEADS_RUN_ON = "ort-cpu"
-"""The backend that has engines for heads, and for drafts that score some entries only."""
-
 PIECE = 512
 """Tokens that are scored one after another, the earlier ones as context of the later."""
 
@@ -187,7 +185,7 @@ def read_source_pairs(
             f"quality.calibration: {path} is no .jsonl file, and the model makes its text of a "
             f"source; {expected}"
         )
-    pairs: list[tuple[Tokens, Tokens]] = []
+    pairs: list[tuple[Source, Tokens]] = []
     try:
         for line in read_prompts(path):
             if not line.completion.strip() or not line.text.strip():
@@ -201,12 +199,54 @@ def read_source_pairs(
                 pairs.append((source, np.array(text, np.int64)))
     except RequestError as error:
         raise BuildError(f"quality.calibration: {error}") from error
+    return _of_sources(path, pairs)
+
+
+def read_speech_pairs(
+    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, shape: tuple[int, int]
+) -> CalibrationPieces:
+    """Read features of speech and texts of them from JSON lines, as a model of speech is scored on.
+
+    A line is `{"features": "FILE.npy", "completion": TEXT}`; files lie beside the one that names
+    them, and hold what the checkpoint's feature extractor makes, of a `shape` [C, F]. Texts begin
+    with `start`, and are cut at `context` tokens.
+    Raises: BuildError for a file that is missing, malformed or too short.
+    """
+    expected = (
+        'expected lines such as {"features": "FILE.npy", "completion": "TEXT"}, with features of '
+        f"type float32 and shape {list(shape)}, as the checkpoint's feature extractor makes them"
+    )
+    pairs: list[tuple[Source, Tokens]] = []
+    try:
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
+        for number, line in enumerate(lines, 1):
+            place = f"quality.calibration: {path}, line {number} of those that are not blank"
+            named = json.loads(line)
+            features = np.load(path.parent / named["features"], allow_pickle=False)
+            if features.shape != shape or features.dtype.kind != "f":
+                raise BuildError(
+                    f"{place}, has features of type {features.dtype} and shape "
+                    f"{list(features.shape)}; {expected}"
+                )
+            text = [*start, *tokenizer.encode(named["completion"], special=False)][:context]
+            pairs.append((features.astype(np.float32), np.array(text, np.int64)))
+    except RequestError as error:
+        raise BuildError(f"quality.calibration: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BuildError(f"{place}, cannot be read ({error}); {expected}") from error
+    return _of_sources(path, pairs)
+
+
+def _of_sources(path: Path, pairs: Sequence[tuple[Source, Tokens]]) -> CalibrationPieces:
+    """Return pairs from the whole file, whose texts come to `MOST` tokens.
+
+    Raises: BuildError for fewer than `FEWEST`.
+    """
     total = sum(len(text) for _, text in pairs)
     if total < FEWEST:
         raise BuildError(
-            f"quality.calibration: {path} comes to {total} tokens of texts whose sources have up "
-            f"to {max_source}; expected {FEWEST} or more, of texts like what the model will be "
-            "used for"
+            f"quality.calibration: {path} comes to {total} tokens of texts whose sources fit; "
+            f"expected {FEWEST} or more, of texts like what the model will be used for"
         )
     chosen = [pairs[at] for at in _spread(len(pairs), MOST * len(pairs) // total)]
     return CalibrationPieces([t for _, t in chosen], [], [source for source, _ in chosen])
@@ -239,7 +279,7 @@ class ModelInputs:
     """None where the recipe names no graph: it is exported as part of the build."""
     hub: str = ""
     """The name that the checkpoint was fetched by; empty where it was there."""
-    head: Head | None = None
+    head: HeadCheckpoint | None = None
     """The head that drafts, with both models of its pair; None where a model drafts, or nothing."""
     entries: NDArray[np.int64] | None = None
     """Of a draft: the target's id of each entry that it scores, rising; None where it scores all.
@@ -262,15 +302,20 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
                 "no head, but a model; remove it"
             )
         entries = model_entries(draft.checkpoint)
-        if entries is not None and recipe.backend_of("draft") != HEADS_RUN_ON:
+        if entries is not None and not recipe.spec_of("draft").heads:
             raise BuildError(
                 f"{recipe.path}: {draft.checkpoint.origin} scores {len(entries)} entries only, and "
-                f"{recipe.backend_of('draft')} runs no such draft yet: build the pair for "
-                f"{HEADS_RUN_ON}, or with a draft that scores all"
+                f"{recipe.backend_of('draft')} runs no such draft: build the pair for "
+                f"{_run_heads()}, or with a draft that scores all"
             )
         return [found[0], replace(draft, entries=entries)]
     _check_head(recipe, found)
     head = read_head(draft.checkpoint, found[0].checkpoint, layers)
+    if recipe.engine.max_length < head.config.least_length:
+        raise BuildError(
+            f"{recipe.path}: engine.max_length is {recipe.engine.max_length}, and the head in "
+            f"[draft] drafts nothing in so few; expected {head.config.least_length} or more"
+        )
     target, draft = (replace(model, head=head) for model in found)
     return [target, replace(draft, entries=head.entries)]
 
@@ -280,19 +325,29 @@ def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
 
     Raises: BuildError.
     """
-    for model in inputs:
-        source, backend = recipe.sources[model.role], recipe.backend_of(model.role)
+    kind = head_format(inputs[-1].checkpoint)
+    assert kind is not None, "a draft that is no head"
+    able = HEAD_FORMATS[kind].backends
+    backends = [recipe.backend_of(model.role) for model in inputs]
+    for model, backend in zip(inputs, backends, strict=True):
+        source = recipe.sources[model.role]
         refused = {
             f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
                 model.graph is not None,
-            f"{backend} runs no heads yet: build the pair for {HEADS_RUN_ON}, or with a draft "
-            "model": backend != HEADS_RUN_ON,
+            f"{backend} runs no {kind} heads yet: build the pair for {' or '.join(able)}, or "
+            "with a draft model": backend not in able,
+            f"its backend is {backends[-1]} and the target's {backends[0]}, and it reads what the "
+            "target leaves in memory: name one for both": backends[0] != backends[-1],
             f"{model.role}.bits is {source.bits!r}, and a head's are not chosen: set `precision`":
                 bool(source.bits) and model.role == "draft",
         }  # fmt: skip
         for problem, found in refused.items():
             if found:
                 raise BuildError(f"{recipe.path}: the draft is a head; {problem}")
+
+
+def _run_heads() -> str:
+    return " or ".join(name for name, spec in COMPILERS.items() if spec.heads)
 
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from encoder_decoder.recipes import QUALITY, write_recipe
+from encoder_decoder.recipes import QUALITY, save_speech, write_recipe
 from shared import locked, shared_folder
 from specrt_export.builder import build
 
@@ -25,7 +25,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         with locked(folder.with_suffix(".lock")):
             if not (folder / "bundle").exists():
                 lines = [QUALITY] if precision.startswith("int") else []
-                build(write_recipe(folder, names, precision, *lines), folder / "bundle")
+                recipe = write_recipe(folder, names, precision, *lines)
+                if "whisper" in names[0]:
+                    save_speech(folder / "texts.jsonl", 6, 40)
+                build(recipe, folder / "bundle")
         return folder / "bundle"
 
     return make

@@ -90,4 +90,14 @@ def write_recipe(
     return read_recipe(path)
 
 
+def save_speech(path: Path, features: int, frames: int, lines: int = 12) -> None:
+    """Write features and texts of them."""
+    rng = np.random.default_rng(1)
+    for number in range(lines):
+        clip = rng.standard_normal((features, frames)).astype(np.float32)
+        np.save(path.parent / f"{number}.npy", clip)
+    pairs = [{"features": f"{i}.npy", "completion": "abc def ghi " * 3} for i in range(lines)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+
+
 QUALITY = '[quality]\ncalibration = "texts.jsonl"'

@@ -35,7 +35,7 @@ from specrt_export.portable.trace import (
     ROWS,
     WIDTH,
     Traced,
-    best,
+    best_ids,
     build,
     contract,
     faked,
@@ -389,7 +389,7 @@ class ConditionedDecoder(torch.nn.Module):
         hidden = torch.zeros(input_ids.shape[0], keys[0].shape[2], 1)
         with rows_only(self.model, rows):
             logits = _run(self.model, input_ids, hidden, conditioned(buffers, cross)).logits
-        return logits, best(self.model, logits, False), buffers.pairs
+        return logits, best_ids(self.model, logits, False), buffers.pairs
 
 
 class CrossProjections(torch.nn.Module):

@@ -20,11 +20,12 @@ from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.heads.eagle3_format import Head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.encoder_decoder import trace_encoder_decoder
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, PART, part_path
-from specrt_export.portable.trace import Traced, quiet, trace, trace_head
+from specrt_export.portable.trace import Traced, quiet, trace
 from specrt_export.scored_entries import model_entries
 from specrt_export.task import classes_for, task_of
 
@@ -288,7 +289,7 @@ def export_graph(
     checkpoint: Checkpoint,
     out: Path,
     *,
-    head: Head | None = None,
+    head: HeadCheckpoint | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ExportedGraph:
     """Write the portable graph of a checkpoint to `out`, replacing what is there.
@@ -312,11 +313,14 @@ def export_graph(
     return replace(_finish(decoder, checkpoint, out, tell), parts=tuple(parts))
 
 
-def export_head(head: Head, checkpoint: Checkpoint, out: Path, positions: int) -> ExportedGraph:
+def export_head(
+    head: HeadCheckpoint, checkpoint: Checkpoint, out: Path, positions: int
+) -> ExportedGraph:
     """Write the portable graph of a head, whose weights `checkpoint` has, to `out`.
 
     Raises: ExportError if it cannot be exported, CheckpointError if its weights do not fit.
     """
+    trace_head = HEAD_FORMATS[head.KIND].part("trace")
     return _finish(trace_head(head, positions), checkpoint, out, lambda stage: None)
 
 
