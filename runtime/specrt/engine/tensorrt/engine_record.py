@@ -21,6 +21,9 @@ FORMAT = 1
 
 FILE_NAME = "engine.json"
 
+RECORD = ".json"
+"""Ends the name of the record beside a plan."""
+
 PLAN = "engine.plan"
 """The plan it describes, in the same folder."""
 
