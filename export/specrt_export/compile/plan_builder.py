@@ -249,7 +249,7 @@ def build_plan(
 
     `form` is that of the graph, as in `EngineRecord`. `room` is this machine's memory unless given.
     The timing cache lies beside the plan unless told otherwise. `source` are the sizes of what an
-    encoder-decoder attends to; `compute` is what an encoder, which tells nothing of it, computes in.
+    encoder-decoder attends to; `compute` is what an encoder computes in, which does not tell.
     Raises: BuildError, `CancelledError` among them; KeyboardInterrupt after Ctrl-C, at the end of a
     step. `out` is then as it was.
     """

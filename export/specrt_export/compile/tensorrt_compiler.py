@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -214,7 +214,7 @@ class TensorRtCompiler:
         options = self.recipe.engine
         with tempfile.TemporaryDirectory(dir=lowered.folder.parent) as scratch:
             path = widened_folder(lowered.folder, Path(scratch)) / ENGINE
-            make = LoweredEngine
+            make: Callable[..., LoweredEngine] = LoweredEngine
             if lowered.encoder is not None:
                 make = partial(LoweredEncoderDecoder, lowered.encoder)
             engine = make(
@@ -474,9 +474,7 @@ class LoweredEncoderDecoder(LoweredEngine):
         self, record: EncoderRecord, path: Path, geometry: Geometry, *, batch: int,
         max_length: int, kv_lengths: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        super().__init__(
-            path, geometry, batch=batch, max_length=max_length, kv_lengths=kv_lengths
-        )
+        super().__init__(path, geometry, batch=batch, max_length=max_length, kv_lengths=kv_lengths)
         self.max_source = record.max_source
         self._record = record
         self._parts = {

@@ -1,4 +1,4 @@
-"""Lowers what conditions a decoder on a source for TensorRT: its encoder, and its cross projections.
+"""Lowers what conditions a decoder on a source for TensorRT: its encoder and cross projections.
 
 Both run once a source, of one row. The encoder takes as many positions as the source has, and so
 pads nothing; the cross projections take all that there may be, and fill whole buffers of a row:
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from specrt.engine.tensorrt.library import NATIVE
 from specrt_export.lower.canonical import (
     CROSS,
     canonicalize,
@@ -27,7 +28,6 @@ from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.norm import write_out_norms
 from specrt_export.lower.projections import gated, join_siblings
 from specrt_export.lower.tensorrt_lowering import (
-    NATIVE,
     TensorRtTarget,
     cut_columns,
     emit_products,

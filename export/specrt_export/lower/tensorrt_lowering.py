@@ -196,6 +196,7 @@ def widen_products(view: GraphView, modules: Collection[str]) -> set[str]:
 
 
 def layer_norms(view: GraphView) -> set[str]:
+    """Return what layer norms make, which stays in fp32."""
     return {node.output[0] for node in view.nodes("LayerNormalization")}
 
 

@@ -87,7 +87,11 @@ class EncoderDecoderEngine(OrtEngine):
             return self._checked_states(given)
         feeds: dict[str, NDArray[Any]]
         if self._record.features:
-            feeds = {"input_features": checked_features(given, self._record.features, self._record.frames)[None]}
+            feeds = {
+                "input_features": checked_features(
+                    given, self._record.features, self._record.frames
+                )[None]
+            }
         else:
             feeds = {"input_ids": checked_tokens(given, self.max_source)[None]}
         (hidden,) = _run(self._encoder, ["hidden"], feeds, given.shape[-1])

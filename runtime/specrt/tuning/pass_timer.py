@@ -17,9 +17,9 @@ from specrt.engine.protocol import (
     Feed,
     OffsetRounds,
     Output,
-    PackedEngine,
     Source,
     first_row,
+    packs,
     rows_of,
 )
 from specrt.errors import EngineError

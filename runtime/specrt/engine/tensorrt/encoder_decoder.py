@@ -30,7 +30,6 @@ from specrt.engine.tensorrt.engine_record import (
     EngineRecord,
     SourceShape,
 )
-from specrt.engine.tensorrt.library import open_library
 from specrt.engine.tensorrt.passes import ANY, check_plan, cross_names
 from specrt.engine.tensorrt.plan import TrtPlan
 from specrt.errors import BundleError, EngineError
@@ -172,7 +171,8 @@ class TensorRtEncoderDecoder(OpenedEngine):
             source = self._reader.source
             self.max_source = source.positions
             self._shared = shared
-            self.hidden = shared.hidden if shared else HiddenStates(memory, batch, source)
+            own = shared.hidden if shared else HiddenStates(memory, batch, source)
+            self.hidden: HiddenStates = own
         except BaseException:
             self.close()
             raise
@@ -268,23 +268,22 @@ def open_encoder_decoder(
         )
     names = {CROSS: record.cross, ENCODER: record.encoder}
     places = {"": path, **{p: path.with_name(PurePosixPath(n).name) for p, n in names.items() if n}}
-    library = open_library(backend)
-    records = {part: read_plan_record(place, files, library) for part, place in places.items()}
-    for part, one in records.items():
-        _check_source(places[part], part, one, record)
+    read = {part: read_plan_record(place, files, backend) for part, place in places.items()}
+    for part, (own, _) in read.items():
+        _check_source(places[part], part, own, record)
     lease, plans = Lease.beside(beside), dict[str, OpenedPlan]()
     try:
-        for part, place in places.items():
-            opened = open_recorded(place, files, records[part], library, lease.device)
-            plans[part] = OpenedPlan(opened, records[part])
+        for part, (own, library) in read.items():
+            opened = open_recorded(places[part], files, own, library, lease.device)
+            plans[part] = OpenedPlan(opened, own)
         return TensorRtEncoderDecoder(
             lease, *plans[""], geometry, cross=plans[CROSS], encoder=plans.get(ENCODER),
             shared=None if record.encoder else shared, batch=batch, max_length=max_length,
             max_width=max_width,
         )  # fmt: skip
     except BaseException:
-        for one in plans.values():
-            one.plan.close()
+        for other in plans.values():
+            other.plan.close()
         lease.close_unused()
         raise
 

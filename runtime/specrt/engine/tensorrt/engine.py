@@ -370,8 +370,7 @@ def open_tensorrt(
     Raises: EngineError saying what differs from where it was built, or what is missing; BundleError
         for a record that cannot be read.
     """
-    library = open_library(backend)
-    record = read_plan_record(path, files, library)
+    record, library = read_plan_record(path, files, backend)
     lease = Lease.beside(beside)
     try:
         plan = open_recorded(path, files, record, library, lease.device)
@@ -383,8 +382,10 @@ def open_tensorrt(
     )
 
 
-def read_plan_record(path: Path, files: Mapping[str, HeldFile], library: Library) -> EngineRecord:
-    """Read the record beside a plan, and hold it to this machine.
+def read_plan_record(
+    path: Path, files: Mapping[str, HeldFile], backend: str
+) -> tuple[EngineRecord, Library]:
+    """Read the record beside a plan, hold it to this machine, and return its library, too.
 
     Raises: BundleError for one that cannot be read; EngineError saying what differs from where the
         plan was built.
@@ -395,10 +396,11 @@ def read_plan_record(path: Path, files: Mapping[str, HeldFile], library: Library
             f"{place} cannot be read (it is missing, or not in the manifest's list); {AGAIN}"
         )
     record = read_engine_record(place, bytes(files[place.name].data))
+    library = open_library(backend)
     differs = difference(record.device, this_device(library))
     if differs:
         raise EngineError(f"{path} does not run here: {differs}")
-    return record
+    return record, library
 
 
 def open_recorded(

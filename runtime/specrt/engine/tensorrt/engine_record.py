@@ -401,7 +401,10 @@ def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
         yield "compute capabilities", ", ".join(record.capabilities)
     if record.source is not None:
         one = record.source
-        yield "source", f"up to {one.positions} positions, {one.heads} cross heads of {one.head_dim}"
+        yield (
+            "source",
+            f"up to {one.positions} positions, {one.heads} cross heads of {one.head_dim}",
+        )
     if record.feature:
         yield "features", f"{record.feature} fp32 numbers at each position, for a head"
     if record.hidden:
