@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 import specrt
@@ -41,6 +42,8 @@ pytestmark = pytest.mark.export
 Built = Callable[..., Path]
 Zoo = Callable[[str], Exported]
 Load = Callable[..., Generator]
+
+Array = NDArray[Any]
 
 nightly = pytest.mark.nightly
 MADE = "made"
@@ -181,35 +184,37 @@ def prefix_stays(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(PaddedRows, "copy_row", lambda *_: None)
 
 
-def test_rows_keep_their_sources(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_keep_their_sources(load: Load) -> None:
     """Copied with a row, replaced by a shorter one, and the engine's own where a pass is."""
     with load("bart", "mbart") as generator:
         engine = generator.models.target
         assert isinstance(engine, TensorRtEncoderDecoder)
         rng = np.random.default_rng(5)
         long, short = rng.integers(0, 160, MAX_SOURCE), rng.integers(0, 160, 7)
-        text = rng.integers(0, 160, 20).tolist()
+        text, other = rng.integers(0, 160, (2, 20)).tolist()
 
-        def scores() -> np.ndarray[Any, Any]:
+        def scores() -> list[Array]:
             engine.condition(0, long)
             engine.condition(1, short)
-            for row in (0, 1):
-                engine.forward_rows([Feed(row, text[:15], 0, 1)])
+            engine.forward_rows([Feed(0, text[:15], 0, 1), Feed(1, other[:12], 0, 1)])
             engine.copy_row(0, 1, 15)
             feeds = [Feed(0, text[15:17], 15, 2), Feed(1, text[15:19], 15, 4)]
-            outputs = engine.forward_rows(feeds)
-            rows = [outputs[0].logits[0, :2].copy(), outputs[1].logits[0, :2].copy()]
-            engine.condition(0, short)
-            engine.condition(1, short)
-            rows += [o.logits[0].copy() for o in engine.forward_rows([Feed(0, text, 0, 4)])]
-            rows += [o.logits[0].copy() for o in engine.forward_rows([Feed(1, text, 0, 4)])]
-            return [float(np.abs(a - b).max()) for a, b in (rows[:2], rows[2:])]  # type: ignore
+            found = [output.logits[0].copy() for output in engine.forward_rows(feeds)]
+            for row in (0, 1):
+                engine.condition(row, short)
+                (output,) = engine.forward_rows([Feed(row, text, 0, 4)])
+                found.append(output.logits[0].copy())
+            return found
 
-        assert max(scores()) < 1e-4
+        right = scores()
+        assert np.abs(right[0] - right[1][:2]).max() < 1e-5
+        assert np.abs(right[2] - right[3]).max() < 1e-5
         for broken in (row_of_another, states_of_another, prefix_stays):
             with pytest.MonkeyPatch.context() as patched:
                 broken(patched)
-                assert max(scores()) > 1e-2, broken
+                found = scores()
+            errors = [np.abs(a - b).max() for a, b in zip(found, right, strict=True)]
+            assert max(errors) > 1e-2, broken
 
 
 def test_a_source_that_is_seen_longer_gives_another_text(
@@ -289,7 +294,7 @@ def test_a_draft_without_an_encoder_reads_its_targets(load: Load) -> None:
 
 
 def test_parts_that_do_not_belong_together_are_refused(
-    planned: Built, gpu: Gpu, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = opening.read_engine_record
 

@@ -73,7 +73,7 @@ def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
     """
     if _LOGITS in view.outputs:
         _widen_scores(view)
-    _widen_states(view)
+    _widen_states(view, exact)
     _Halving(view, TYPES[kind], exact).run()
 
 
@@ -85,9 +85,9 @@ def _widen_scores(view: GraphView) -> None:
     view.tidy()
 
 
-def _widen_states(view: GraphView) -> None:
+def _widen_states(view: GraphView, exact: Collection[str]) -> None:
     """Put a cast to fp32 behind what is computed for each position, where it is an output."""
-    for name in sorted(view.outputs & set(STATES)):
+    for name in sorted(view.outputs & set(STATES) - set(exact)):
         view.add("Cast", [view.rename(name)], outputs=[name], to=_FLOAT)
     view.tidy()
 
