@@ -32,6 +32,8 @@ specrt_export.check
 specrt_export.compile
 specrt_export.inputs
 specrt_export.estimate
+specrt_export.encoder_decoder_shape
+specrt_export.model_shape
 specrt_export.pair
 specrt_export.recipe
 specrt_export.recipe_tables

@@ -46,13 +46,10 @@ from specrt_export.portable.trace import (
     stored_names,
     traced,
 )
-from specrt_export.task import SPEECH, ModelTask, normalized
+from specrt_export.task import SPEECH, UNBOUNDED, ModelTask, normalized
 
 SOURCE_WIDTH = 7
 """Positions of the example source; no other example size is the same."""
-
-UNBOUNDED = 1 << 20
-"""Positions of a model whose positions are relative, which has no table that ends."""
 
 Pairs = list[tuple[Tensor, Tensor]]
 
