@@ -65,7 +65,6 @@ from specrt_export.inputs import (
     quantized_sources,
     read_calibration,
     read_source_pairs,
-    read_speech_pairs,
     shares_encoder,
 )
 from specrt_export.measured_model import MeasuredModel, ModelTrials
@@ -84,6 +83,7 @@ from specrt_export.portable.graph import (
 from specrt_export.provenance import oddity, parameters, provenance_of
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
+from specrt_export.speech_pairs import feature_extractor, read_speech_pairs
 from specrt_export.task import SPEECH
 
 VOCAB_MAP = "draft/vocab_map.bin"
@@ -251,7 +251,8 @@ def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None
     if task.name == SPEECH:
         start, sizes = decoder_start(target, task.name), target.config
         shape = sizes.get("num_mel_bins", 0), 2 * sizes.get("max_source_positions", 0)
-        return read_speech_pairs(path, tokenizer, start, length, shape)
+        extractor = feature_extractor(target)
+        return read_speech_pairs(path, tokenizer, start, length, shape, extractor)
     if task.conditioned:
         start = decoder_start(target, task.name)
         return read_source_pairs(path, tokenizer, start, length, most_source(recipe, target))

@@ -22,7 +22,7 @@ ENCODER, CROSS = "encoder", "cross"
 
 
 @dataclass(frozen=True)
-class Family:
+class EncoderDecoderFamily:
     """What encoder-decoders of one model type have beside projections, norms and tables."""
 
     biases: bool = True
@@ -46,12 +46,12 @@ class Family:
 
 
 FAMILIES = {
-    "t5": Family(biases=False, final_norm=True, positions="relative"),
-    "umt5": Family(biases=False, final_norm=True, positions="relative", relative_each=True),
-    "bart": Family(embedding_norm=True, offset=2),
-    "mbart": Family(embedding_norm=True, final_norm=True, offset=2),
-    "marian": Family(positions="sinusoidal", logits_bias=True),
-    "whisper": Family(key_bias=False, final_norm=True, speech=True),
+    "t5": EncoderDecoderFamily(biases=False, final_norm=True, positions="relative"),
+    "umt5": EncoderDecoderFamily(biases=False, final_norm=True, positions="relative", relative_each=True),
+    "bart": EncoderDecoderFamily(embedding_norm=True, offset=2),
+    "mbart": EncoderDecoderFamily(embedding_norm=True, final_norm=True, offset=2),
+    "marian": EncoderDecoderFamily(positions="sinusoidal", logits_bias=True),
+    "whisper": EncoderDecoderFamily(key_bias=False, final_norm=True, speech=True),
 }
 """The model types whose sizes are known, held to what is built of them by the tests."""
 
@@ -205,7 +205,7 @@ class EncoderDecoderShape:
         return total
 
     @property
-    def _family(self) -> Family:
+    def _family(self) -> EncoderDecoderFamily:
         return FAMILIES[self.model_type]
 
     def engines(self, max_length: int, *, encodes: bool = True) -> dict[str, EngineShape]:

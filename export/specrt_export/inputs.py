@@ -6,12 +6,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -199,57 +199,28 @@ def read_source_pairs(
                 pairs.append((source, np.array(text, np.int64)))
     except RequestError as error:
         raise BuildError(f"quality.calibration: {error}") from error
-    return _of_sources(path, pairs)
+    return pieces_of_sources(path, pairs, lambda source: source)
 
 
-def read_speech_pairs(
-    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, shape: tuple[int, int]
+Unread = TypeVar("Unread")
+
+
+def pieces_of_sources(
+    path: Path, pairs: Sequence[tuple[Unread, Tokens]], read: Callable[[Unread], Source]
 ) -> CalibrationPieces:
-    """Read features of speech and texts of them from JSON lines, as a model of speech is scored on.
-
-    A line is `{"features": "FILE.npy", "completion": TEXT}`; files lie beside the one that names
-    them, and hold what the checkpoint's feature extractor makes, of a `shape` [C, F]. Texts begin
-    with `start`, and are cut at `context` tokens.
-    Raises: BuildError for a file that is missing, malformed or too short.
-    """
-    expected = (
-        'expected lines such as {"features": "FILE.npy", "completion": "TEXT"}, with features of '
-        f"type float32 and shape {list(shape)}, as the checkpoint's feature extractor makes them"
-    )
-    pairs: list[tuple[Source, Tokens]] = []
-    try:
-        lines = [line for line in read_text(path).split("\n") if line.strip()]
-        for number, line in enumerate(lines, 1):
-            place = f"quality.calibration: {path}, line {number} of those that are not blank"
-            named = json.loads(line)
-            features = np.load(path.parent / named["features"], allow_pickle=False)
-            if features.shape != shape or features.dtype.kind != "f":
-                raise BuildError(
-                    f"{place}, has features of type {features.dtype} and shape "
-                    f"{list(features.shape)}; {expected}"
-                )
-            text = [*start, *tokenizer.encode(named["completion"], special=False)][:context]
-            pairs.append((features.astype(np.float32), np.array(text, np.int64)))
-    except RequestError as error:
-        raise BuildError(f"quality.calibration: {error}") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BuildError(f"{place}, cannot be read ({error}); {expected}") from error
-    return _of_sources(path, pairs)
-
-
-def _of_sources(path: Path, pairs: Sequence[tuple[Source, Tokens]]) -> CalibrationPieces:
-    """Return pairs from the whole file, whose texts come to `MOST` tokens.
+    """Return pairs from the whole file, whose texts come to `MOST` tokens; read their sources.
 
     Raises: BuildError for fewer than `FEWEST`.
     """
     total = sum(len(text) for _, text in pairs)
+    chosen = [pairs[at] for at in _spread(len(pairs), MOST * len(pairs) // max(1, total))]
+    found = CalibrationPieces([text for _, text in chosen], [], [read(one) for one, _ in chosen])
     if total < FEWEST:
         raise BuildError(
             f"quality.calibration: {path} comes to {total} tokens of texts whose sources fit; "
             f"expected {FEWEST} or more, of texts like what the model will be used for"
         )
-    chosen = [pairs[at] for at in _spread(len(pairs), MOST * len(pairs) // total)]
-    return CalibrationPieces([t for _, t in chosen], [], [source for source, _ in chosen])
+    return found
 
 
 def _pieces(tokens: Tokens, length: int) -> CalibrationPieces:

@@ -24,12 +24,14 @@ from specrt.engine.ort_encoder_decoder import EncoderDecoderEngine
 from specrt.engine.protocol import Feed, Source
 from specrt.errors import BuildError, EngineError
 from specrt.params import SamplingParams
+from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import read_source_pairs, read_speech_pairs
+from specrt_export.inputs import read_source_pairs
 from specrt_export.recipe import read_recipe
+from specrt_export.speech_pairs import read_speech_pairs
 
 pytestmark = pytest.mark.export
 
@@ -250,7 +252,7 @@ def test_calibration_wants_sources_and_their_texts(tmp_path: Path) -> None:
         texts.write_text(json.dumps(content), encoding="utf-8")
         tokenizer = Tokenizer(recipe.folder / "target" / "tokenizer.json")
         with pytest.raises(BuildError, match=said):
-            read_speech_pairs(texts, tokenizer, [2], 30, (6, 40))
+            read_speech_pairs(texts, tokenizer, [2], 30, (6, 40), LogMel(6))
     save_texts(texts, 40)
     tokenizer = Tokenizer(recipe.folder / "target" / "tokenizer.json")
     pieces = read_source_pairs(texts, tokenizer, [0], 30, 60)

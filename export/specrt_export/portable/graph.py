@@ -123,6 +123,57 @@ def parts_beside(decoder: Path) -> dict[str, Path]:
     return {part: path for part, path in places.items() if path.is_file()}
 
 
+SOURCE_IDS = "source_ids"
+"""What an encoder's token ids are called in a graph that holds a decoder, too."""
+
+
+def whole_graph(decoder: Path) -> onnx.ModelProto:
+    """Read a decoder's graph with those that condition it before it, as one graph.
+
+    ```
+    source_ids ─ encoder ─ hidden ─ cross ─ cross_key.i, cross_value.i ─ decoder ─ logits
+    ```
+    An encoder's `length` is `source_length`. Weights and what joins the graphs keep their names;
+    of a decoder without others, and of one that reads hidden states, what is not there is left out.
+    Raises: ExportError.
+    """
+    whole = read_graph(decoder)
+    if source_of(whole) is None:
+        return whole
+    joints = {"input_features", "hidden"} | {i.name for i in whole.graph.input}
+    nodes, inputs, initializers = [], {i.name: i for i in whole.graph.input}, dict[str, Any]()
+    for part, path in sorted(parts_beside(decoder).items(), key=lambda one: PARTS.index(one[0])):
+        graph = read_graph(path).graph
+        weights = {tensor.name for tensor in external_tensors_of(graph)}
+        renamed = {"input_ids": SOURCE_IDS, "length": "source_length"}
+
+        def name_of(name: str, part: str = part, kept: AbstractSet[str] = weights,
+                    renamed: Mapping[str, str] = renamed) -> str:  # fmt: skip
+            if not name or name in kept or (name in joints and name not in renamed):
+                return name
+            return renamed.get(name, f"{part}/{name}")
+
+        for node in graph.node:
+            node.name = f"{part}/{node.name}"
+            node.input[:] = map(name_of, node.input)
+            node.output[:] = map(name_of, node.output)
+            nodes.append(node)
+        for value in graph.input:
+            value.name = name_of(value.name)
+            inputs.setdefault(value.name, value)
+        for tensor in graph.initializer:
+            tensor.name = name_of(tensor.name)
+            initializers.setdefault(tensor.name, tensor)
+    initializers |= {tensor.name: tensor for tensor in whole.graph.initializer}
+    nodes += whole.graph.node
+    made = {name for node in nodes for name in node.output}
+    one = onnx.GraphProto(name=whole.graph.name, node=nodes, output=whole.graph.output)
+    one.initializer.extend(initializers.values())
+    one.input.extend(value for name, value in inputs.items() if name not in made)
+    whole.graph.CopyFrom(one)
+    return whole
+
+
 Tokens = NDArray[np.int64]
 
 
