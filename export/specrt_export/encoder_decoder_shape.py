@@ -47,9 +47,12 @@ class EncoderDecoderFamily:
 
 FAMILIES = {
     "t5": EncoderDecoderFamily(biases=False, final_norm=True, positions="relative"),
-    "umt5": EncoderDecoderFamily(biases=False, final_norm=True, positions="relative", relative_each=True),
+    "umt5": EncoderDecoderFamily(
+        biases=False, final_norm=True, positions="relative", relative_each=True
+    ),
     "bart": EncoderDecoderFamily(embedding_norm=True, offset=2),
     "mbart": EncoderDecoderFamily(embedding_norm=True, final_norm=True, offset=2),
+    "m2m_100": EncoderDecoderFamily(final_norm=True, positions="sinusoidal", offset=2),
     "marian": EncoderDecoderFamily(positions="sinusoidal", logits_bias=True),
     "whisper": EncoderDecoderFamily(key_bias=False, final_norm=True, speech=True),
 }

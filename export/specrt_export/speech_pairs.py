@@ -24,7 +24,7 @@ from specrt_export.portable.graph import Tokens
 
 def read_speech_pairs(
     path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, shape: tuple[int, int],
-    log_mel: LogMel,
+    log_mel: LogMel, *, fits: bool = False,
 ) -> CalibrationPieces:  # fmt: skip
     """Read speech and texts of it from JSON lines, as a model of speech is scored on.
 
@@ -32,7 +32,8 @@ def read_speech_pairs(
     `{"features": "FILE.npy", "completion": TEXT}` with those that the checkpoint's feature
     extractor made, of a `shape` [C, F]. Files lie beside the one that names them; those that are
     scored are read. Texts begin with `start`, and are cut at `context` tokens.
-    Raises: BuildError for a file that is missing, malformed or too short.
+    Raises: BuildError for a file that is missing, malformed or too short; `fits` is for one that
+    codes are to be found on, too.
     """
     expected = (
         'expected lines such as {"audio": "FILE.wav", "completion": "TEXT"}, or {"features": '
@@ -57,7 +58,7 @@ def read_speech_pairs(
             raise BuildError(f"{place}, cannot be read ({error}); {expected}") from error
         speech = _Speech(file, place, "audio" in named, log_mel, shape)
         pairs.append((speech, np.array(text, np.int64)))
-    return pieces_of_sources(path, pairs, lambda speech: speech.features(expected))
+    return pieces_of_sources(path, pairs, lambda speech: speech.features(expected), fits=fits)
 
 
 def _both_or_none(kinds: AbstractSet[str]) -> str:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.export
 
 Built = Callable[..., Path]
 
-FAMILIES = ("t5", "bart", "marian", "whisper")
+FAMILIES = ("t5", "bart", "marian", "m2m_100", "whisper")
 NEW = 24
 FAR = 150
 
@@ -160,6 +160,27 @@ def test_texts_are_the_same_with_speculation(names: tuple[str, ...], built: Buil
         assert text.prompt_tokens == len("abc def") + 1
 
 
+@pytest.mark.parametrize("language", [20, 77])
+def test_a_request_names_the_language_that_a_text_begins_with(language: int, built: Built) -> None:
+    import torch
+
+    bundle = built("m2m_100")
+    model = Reference(Checkpoint.open(bundle.parent / "target")).model
+    source = sources_of(bundle, 3)[2].tolist()
+    expected = model.generate(
+        torch.tensor([source]), forced_bos_token_id=language, max_new_tokens=NEW, num_beams=1,
+        do_sample=False, no_repeat_ngram_size=2, suppress_tokens=[1], use_cache=False,
+    )[0].tolist()  # fmt: skip
+    params = SamplingParams(
+        max_tokens=NEW, forced_bos_token_id=language, no_repeat_ngram_size=2, suppress_tokens=(1,)
+    )
+    with specrt.load(bundle, threads=1) as generator:
+        for gamma in (0, 3):
+            found = generator.generate(source, params, gamma=gamma, drafter="ngram").token_ids
+            assert found[0] == language
+            assert list(found) == expected[1 : len(found) + 1]
+
+
 @pytest.mark.parametrize("names", [("t5", "t5"), ("bart",), ("whisper", "whisper_draft")])
 def test_quantized_pairs_are_measured_on_sources(names: tuple[str, ...], built: Built) -> None:
     bundle, exact = built(*names, precision="int8"), built(*names)
@@ -209,7 +230,6 @@ def test_a_bundle_is_shown_and_fresh_until_its_recipe_changes(built: Built) -> N
 REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     (("t5",), "fp16", ("backend = 'ort-cuda'",), "encoder-decoder.*ort-cuda.*ort-cpu"),
     (("t5",), "fp16", ("backend = 'tensorrt-rtx'",), "encoder-decoder.*tensorrt-rtx.*ort-cpu"),
-    (("t5",), "int4", ("quantizer = 'gptq'", QUALITY), "gptq.*search"),
     (("t5", "whisper_draft"), "fp32", (), "the draft for automatic-speech-recognition"),
     (("whisper_draft",), "fp32", (), r"no encoder; .* \[draft\]"),
     (("llama3",), "fp32", ("max_source = 180",), "reads no source; remove"),

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.export
 Built = Callable[..., Path]
 
 BUNDLES = [
-    ("t5",), ("bart",), ("marian",), ("whisper",), ("t5", "t5"), ("bart", "mbart"),
+    ("t5",), ("bart",), ("marian",), ("m2m_100",), ("whisper",), ("t5", "t5"), ("bart", "mbart"),
     ("whisper", "whisper_draft"), ("t5", "t5", "int8"), ("bart", "int8"),
     ("whisper", "whisper_draft", "int8"),
     *(
@@ -42,6 +42,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "UMT5Config": {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6},
     "BartConfig": {},
     "MBartConfig": {"vocab_size": 250027},
+    "M2M100Config": {"vocab_size": 256206},
     "MarianConfig": {"vocab_size": 58101, "decoder_vocab_size": 58101},
     "WhisperConfig": {
         "d_model": 1280, "encoder_layers": 32, "decoder_layers": 2, "num_mel_bins": 128,

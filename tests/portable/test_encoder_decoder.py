@@ -29,8 +29,8 @@ pytestmark = pytest.mark.export
 
 Zoo = Callable[[str], Exported]
 
-OFTEN = ("t5_untied", "bart_biased", "whisper")
-"""Relative bias and weights held twice; positions from a table; speech."""
+OFTEN = ("t5_untied", "bart_biased", "m2m_100", "whisper")
+"""Relative bias and weights held twice; positions from a table, also a computed one; speech."""
 
 
 def families() -> list[Any]:
@@ -251,7 +251,7 @@ def test_sizes_of_a_decoder_are_not_its_encoders() -> None:
     assert normalized(T5Config(num_layers=2, num_decoder_layers=3)).num_layers == 3
 
 
-@pytest.mark.parametrize("kind", ["led", "longt5", "m2m_100", "pop2piano"])
+@pytest.mark.parametrize("kind", ["led", "longt5", "pop2piano", "speech_to_text"])
 def test_what_does_not_keep_the_contract_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 

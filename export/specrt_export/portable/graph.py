@@ -133,45 +133,41 @@ def whole_graph(decoder: Path) -> onnx.ModelProto:
     ```
     source_ids ─ encoder ─ hidden ─ cross ─ cross_key.i, cross_value.i ─ decoder ─ logits
     ```
-    An encoder's `length` is `source_length`. Weights and what joins the graphs keep their names;
-    of a decoder without others, and of one that reads hidden states, what is not there is left out.
+    An encoder's `length` is `source_length`. Weights and what joins the graphs keep their names. A
+    decoder of no source is returned as it is; one without an encoder reads `hidden`.
     Raises: ExportError.
     """
     whole = read_graph(decoder)
     if source_of(whole) is None:
         return whole
-    joints = {"input_features", "hidden"} | {i.name for i in whole.graph.input}
-    nodes, inputs, initializers = [], {i.name: i for i in whole.graph.input}, dict[str, Any]()
-    for part, path in sorted(parts_beside(decoder).items(), key=lambda one: PARTS.index(one[0])):
-        graph = read_graph(path).graph
-        weights = {tensor.name for tensor in external_tensors_of(graph)}
-        renamed = {"input_ids": SOURCE_IDS, "length": "source_length"}
-
-        def name_of(name: str, part: str = part, kept: AbstractSet[str] = weights,
-                    renamed: Mapping[str, str] = renamed) -> str:  # fmt: skip
-            if not name or name in kept or (name in joints and name not in renamed):
-                return name
-            return renamed.get(name, f"{part}/{name}")
-
-        for node in graph.node:
-            node.name = f"{part}/{node.name}"
-            node.input[:] = map(name_of, node.input)
-            node.output[:] = map(name_of, node.output)
-            nodes.append(node)
-        for value in graph.input:
-            value.name = name_of(value.name)
-            inputs.setdefault(value.name, value)
-        for tensor in graph.initializer:
-            tensor.name = name_of(tensor.name)
-            initializers.setdefault(tensor.name, tensor)
-    initializers |= {tensor.name: tensor for tensor in whole.graph.initializer}
-    nodes += whole.graph.node
-    made = {name for node in nodes for name in node.output}
-    one = onnx.GraphProto(name=whole.graph.name, node=nodes, output=whole.graph.output)
-    one.initializer.extend(initializers.values())
+    joints = {"input_features", "hidden", *(value.name for value in whole.graph.input)}
+    found = parts_beside(decoder)
+    parts = [_apart(read_graph(found[part]), part, joints) for part in reversed(PARTS)
+             if part in found]  # fmt: skip
+    graphs = [*parts, whole.graph]
+    one = onnx.GraphProto(name=whole.graph.name, output=whole.graph.output)
+    one.node.extend(node for graph in graphs for node in graph.node)
+    made = {name for node in one.node for name in node.output}
+    inputs = {value.name: value for graph in graphs for value in graph.input}
     one.input.extend(value for name, value in inputs.items() if name not in made)
+    tensors = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+    one.initializer.extend(tensors.values())
     whole.graph.CopyFrom(one)
     return whole
+
+
+def _apart(model: onnx.ModelProto, part: str, joints: set[str]) -> onnx.GraphProto:
+    """Return a graph whose names are its own, but for those of weights and of `joints`."""
+    kept = joints | {tensor.name for tensor in external_tensors(model)} | {""}
+    known = {name: name for name in kept} | {"input_ids": SOURCE_IDS, "length": "source_length"}
+    graph = model.graph
+    for node in graph.node:
+        node.name = f"{part}/{node.name}"
+        for names in (node.input, node.output):
+            names[:] = [known.get(name, f"{part}/{name}") for name in names]
+    for one in (*graph.input, *graph.initializer):
+        one.name = known.get(one.name, f"{part}/{one.name}")
+    return graph
 
 
 Tokens = NDArray[np.int64]

@@ -21,7 +21,13 @@ from specrt_export.portable.external_data import (
     external_tensors,
     location,
 )
-from specrt_export.portable.graph import PRECISION, part_path, parts_beside, read_graph
+from specrt_export.portable.graph import (
+    PRECISION,
+    part_path,
+    parts_beside,
+    read_graph,
+    whole_graph,
+)
 from specrt_export.precision import STORED, Precision
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
@@ -77,12 +83,14 @@ def quantize(
     folder.mkdir(parents=True)
     graphs = {"": graph, **parts_beside(graph)}
     stored: dict[str, tuple[Stored, ...]] = {}
+    if codes is None and text is not None:
+        whole = whole_graph(graph)
+        choices = choose(whole, precision, formats or {})
+        codes = find_codes(whole, checkpoint, precision, choices, text, progress)
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
         for part, path in graphs.items():
             model = read_graph(path)
             choices = choose(model, precision, formats or {})
-            if codes is None and text is not None:
-                codes = find_codes(model, checkpoint, precision, choices, text, progress)
             there = [one for others in stored.values() for one in others]
             stored[part] = tuple(_write_chosen(model, checkpoint, choices, store, codes, there))
             graft(model, stored[part])
@@ -147,6 +155,7 @@ def find_codes(
 ) -> CalibratedCodes | None:  # fmt: skip
     """Find the codes of those weights that depend on a text; None where none do.
 
+    The model is a `whole_graph`, so that an encoder's are found on sources.
     Raises: CheckpointError, BuildError.
     """
     calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]
