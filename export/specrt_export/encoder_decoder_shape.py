@@ -50,8 +50,13 @@ FAMILIES = {
     "umt5": EncoderDecoderFamily(
         biases=False, final_norm=True, positions="relative", relative_each=True
     ),
+    "mt5": EncoderDecoderFamily(biases=False, final_norm=True, positions="relative"),
     "bart": EncoderDecoderFamily(embedding_norm=True, offset=2),
     "mbart": EncoderDecoderFamily(embedding_norm=True, final_norm=True, offset=2),
+    "plbart": EncoderDecoderFamily(embedding_norm=True, offset=2),
+    "blenderbot": EncoderDecoderFamily(final_norm=True),
+    "blenderbot-small": EncoderDecoderFamily(embedding_norm=True),
+    "pegasus": EncoderDecoderFamily(final_norm=True, positions="sinusoidal"),
     "m2m_100": EncoderDecoderFamily(final_norm=True, positions="sinusoidal", offset=2),
     "marian": EncoderDecoderFamily(positions="sinusoidal", logits_bias=True),
     "whisper": EncoderDecoderFamily(key_bias=False, final_norm=True, speech=True),

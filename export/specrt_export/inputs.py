@@ -442,8 +442,6 @@ def _check_tasks(recipe: Recipe, inputs: list[ModelInputs]) -> None:
         refused |= {
             f"{name} is an encoder-decoder, and {backend} builds none yet; build it for "
             f"{' or '.join(able)}": not recipe.spec_of(role).encoder_decoders,
-            f"{name} is an encoder-decoder that is quantized already, which is not kept yet; build "
-            "from the model's floats": bool(model.checkpoint.coded),
         }  # fmt: skip
     for problem, found in refused.items():
         if found:

@@ -12,7 +12,20 @@ from specrt.errors import CheckpointError, did_you_mean
 from specrt_export.checkpoint import named_head, names_head
 from specrt_export.heads.eagle3_format import KIND
 
-ENCODER_DECODERS = ("t5", "umt5", "bart", "mbart", "m2m_100", "marian", "whisper")
+ENCODER_DECODERS = (
+    "t5",
+    "umt5",
+    "mt5",
+    "bart",
+    "mbart",
+    "plbart",
+    "blenderbot",
+    "blenderbot-small",
+    "pegasus",
+    "m2m_100",
+    "marian",
+    "whisper",
+)
 """Model types whose sizes `encoder_decoder_shape` knows."""
 
 DECODER = "engine"

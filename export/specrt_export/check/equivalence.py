@@ -321,6 +321,8 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
             project_on(model, scored)
             names = stored_names(model)
         for name, parameter in model.named_parameters():
+            if _is_computed(model, name):
+                continue
             parameter.copy_(torch.from_numpy(checkpoint.floats(names.get(name, name))))
         for name, buffer in model.named_buffers():
             if name in checkpoint.weights:
@@ -341,6 +343,11 @@ def no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             switch.enable_progress_bar()
+
+
+def _is_computed(model: Any, name: str) -> bool:
+    """Tell whether a parameter is a table of positions that a model makes, as Marian does."""
+    return hasattr(model.get_submodule(name.rpartition(".")[0]), "create_weight")
 
 
 PARITY_TOLERANCE = 1e-4

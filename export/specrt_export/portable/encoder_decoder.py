@@ -233,6 +233,8 @@ def _replace_positions(model: Any, hook: Hook) -> None:
     So does an encoder that else would number the tokens of a source by what they are not, padding.
     """
     replaced = []
+    if not any(map(_from_padding, _tables(model.get_encoder()))):
+        check_positions(model)
     for part in (model.get_encoder(), model.get_decoder()):
         for module in _tables(part):
             is_table, numbers = isinstance(module, torch.nn.Embedding), _from_padding(module)

@@ -87,6 +87,11 @@ def traced(folder: Path, trace: Callable[[], T]) -> T:
         raise
     # A model's own code runs here, and the exporter's; either raises what it likes.
     except Exception as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, ExportError):
+            cause = cause.__cause__
+        if cause is not None:  # a refusal of ours, from within the exporter
+            raise cause from None
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
             f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "

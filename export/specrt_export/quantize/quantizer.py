@@ -104,21 +104,25 @@ def quantize(
 def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
     """Write `graph.onnx` and `weights.data` of a checkpoint that is quantized already.
 
-    Its codes and scales stay as they are, bit for bit; floats are copied as fp32.
+    Its codes and scales stay as they are, bit for bit; floats are copied as fp32. Of an
+    encoder-decoder the other graphs are written, too.
     Raises: ExportError, CheckpointError.
     """
-    model = read_graph(graph)
     folder.mkdir(parents=True)
+    coded, stored = checkpoint.coded, dict[str, tuple[Stored, ...]]()
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
-        coded = checkpoint.coded
-        stored = [store.write_codes(one, coded[one.weight]) for one in choose_coded(model, coded)]
-        graft(model, stored)
-        _order_inputs(
-            model, {p: coded[o.choice.weight].inputs for o in stored for p in o.choice.products}
-        )
-        keep_rest(model, checkpoint.folder, store)
-    (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
-    return Quantized(folder, Precision.of(STORED), tuple(stored))
+        for part, path in {"": graph, **parts_beside(graph)}.items():
+            model = read_graph(path)
+            own = [store.write_codes(one, coded[one.weight]) for one in choose_coded(model, coded)]
+            stored[part] = tuple(own)
+            graft(model, own)
+            _order_inputs(
+                model, {p: coded[o.choice.weight].inputs for o in own for p in o.choice.products}
+            )
+            keep_rest(model, checkpoint.folder, store)
+            place = part_path(folder / GRAPH, part) if part else folder / GRAPH
+            place.write_bytes(model.SerializeToString(deterministic=True))
+    return Quantized(folder, Precision.of(STORED), stored.pop(""), stored)
 
 
 def _order_inputs(model: onnx.ModelProto, orders: Mapping[str, NDArray[Any] | None]) -> None:
