@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from click.testing import CliRunner
 
+from encoder_decoder.recipes import held_bytes
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.cli.inspect import memory
 from specrt.errors import SpecrtError
 from specrt_export.encoder_decoder_shape import FAMILIES, EncoderDecoderShape
-from specrt_export.estimate import INLINE, PAGE, estimate
+from specrt_export.estimate import estimate
 from specrt_export.model_shape import ENCODER_DECODERS
 from specrt_export.recipe import read_recipe
 
@@ -57,24 +57,13 @@ LARGE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def held(engine: Path) -> int:
-    """Return the pages of an engine's weights, those of tables inside its graph among them."""
-    graph = onnx.load(engine, load_external_data=False).graph
-    inline = [
-        len(tensor.raw_data)
-        for tensor in graph.initializer
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) > INLINE
-    ]
-    return sum(-(-n // PAGE) * PAGE for n in (engine.with_suffix(".data").stat().st_size, *inline))
-
-
 @pytest.mark.parametrize("names", BUNDLES, ids="-".join)
 def test_a_bundle_takes_what_is_estimated(names: tuple[str, ...], built: Built) -> None:
     precision = names[-1] if names[-1].startswith("int") else "fp32"
     bundle = built(*(name for name in names if name != precision), precision=precision)
     manifest, found = Bundle.open(bundle).manifest, estimate(read_recipe(recipe_of(bundle)))
     for said, model in zip(found.models, manifest.models, strict=True):
-        files = {path.stem: held(path) for path in (bundle / said.role).glob("*.onnx")}
+        files = {path.stem: held_bytes(path) for path in (bundle / said.role).glob("*.onnx")}
         parts, parameters = dict(said.parts), said.parameters
         if said.encoder_of == "target or own" and "encoder" not in files:
             del parts["encoder"]  # only the weights tell that both are the same

@@ -204,7 +204,7 @@ def rows_of(values: Values) -> Floats:
 
 def _inputs(model: onnx.ModelProto, piece: Tokens, source: Source | None) -> dict[str, Array]:
     """Return what a graph reads of one text [S], and of its source."""
-    tokens = {"input_ids": piece[None]}
+    tokens: dict[str, Array] = {"input_ids": piece[None]}
     if source is None:
         return tokens
     own = {value.name for value in model.graph.input}

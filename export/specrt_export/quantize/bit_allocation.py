@@ -296,8 +296,8 @@ def open_search(
             f"than {least} bytes; ask for more than that, or for a larger `block`"
         )
     codes = find_codes(model, checkpoint, precision, choices, text, progress)
-    pieces: Sequence[Tokens] | Tokens
-    pieces, sources = cut_pieces(model, text.pieces), []
+    pieces: Sequence[Tokens] | Tokens = cut_pieces(model, text.pieces)
+    sources: Sequence[Source] = ()
     if text.sources:
         pieces, sources = cut_pairs(model, text.pieces, text.sources)
     kls = sensitivities(model, checkpoint, parts, codes, pieces, text.folder, progress, sources)
