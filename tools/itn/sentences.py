@@ -1,0 +1,94 @@
+"""Sentences around the items: what is in brackets is a choice, what is in braces is drawn."""
+
+from __future__ import annotations
+
+TRAINED = (
+    "[Please|Kindly|Could you] send {count} [boxes|crates|packs] of {goods} to {town}[ by {date}|].",
+    "The [invoice|bill|statement] [of|for] {company} comes to {money}[, due on {date}|].",
+    "{name} [called|rang|phoned] at {time} [about|to ask about] [order|ticket|case] {code}.",
+    "[You can reach|Reach|Call] {name} on {phone}[ after {time}| until {time}|].",
+    "[Our|The|Their] [sales|costs|fees] [rose|fell|grew] by {percent} [to|and reached] {money}.",
+    "The [parcel|crate|pallet] weighs {weight} and [costs|will cost] {money} to [send|ship].",
+    "[This|It] was the {place} [meeting|visit|delivery] [since|after] {date}.",
+    "{company} [was founded|opened|closed its office] in {town} on {date}.",
+    "The train [to|from] {town} [leaves|arrives] at {time}, not at {time}.",
+    "[We|They] [paid|refunded|were charged] {money} for {goods}, [that is|or] {percent} less.",
+    "[Room|Desk|Locker|Bay] {code} is [free|booked|closed] from {time} [to|until] {time}.",
+    "{name} [was born|moved here] on {date} in {town}.",
+    "[About|Nearly|Over|Exactly] {count} people [live|work|voted] in {town}.",
+    "The [tank|barrel|bottle] holds {volume}, [of which|and] {volume} [is|are] left.",
+    "[Turnout|Demand|Interest] in {town} was {percent}, [up|down] from {percent}.",
+    "[Your|The] [new|old] number is {phone}, [and|but] the code stays {code}.",
+    "{name} finished {place} [out of|among] {count} [runners|swimmers|entries].",
+    "[On|Since] {date} the [rate|share] [is|has been] {percent}.",
+    "[The road|The path|The canal] to {town} is {length} long[ and {length} wide|].",
+    "[Delivery|Pickup|Collection] is on {date} [between {time} and {time}|at {time}].",
+    "[Quote|Mention|Use] reference {code} when you [write|call|pay].",
+    "[A|One] [ticket|seat|pass] costs {money}, [and|but] {count} of them cost {money}.",
+    "{company} [sold|bought|made] {count} [units|pieces] of {goods} [last year|this year].",
+    "The {place} [floor|row|box] [holds|has] {count} [files|items|seats].",
+    "[Keep|Store] the {goods} [below|above] {heat} until {date}.",
+    "[Note|Remember]: the [shop|gate|office] [opens|closes] at {time} on {date}.",
+    "{name} and {name} [share|split] {money}, [so|which means] {money} each.",
+    "[Nobody|No one] at {company} [answered|picked up] on {phone}.",
+    "On the other hand, {goods} [cost|are] {money} [less|more] in {town}.",
+    "[Stock|Supply] of {goods}: {count}, [ordered|sold]: {count}, [ref|code] {code}.",
+    "[Between|From] {date} and {date} [we|they] [lost|gained] {percent}.",
+    "{name} [wrote|said] that one thing led to another, [and|then] asked for {money}.",
+    "[Please|Then] [confirm|cancel] booking {code} for {date} at {time}.",
+    "[My|Her|His] [phone|fax] is {phone} and [my|her|his] [office|desk] is {code}.",
+    "[The|That] [pump|engine|heater] [runs|works] at {power} for {duration}.",
+    "[Altogether|In total|In all] {count} [letters|calls] came in [before|by] {time}.",
+    "{town} [lies|is] {length} from {town}, [at most|at least] {duration} by boat.",
+    "[A deposit|An advance] of {money} [is|was] [held|paid] for {code}.",
+    "{name}, {place} in line, [waited|stood] [from|since] {time}.",
+    "[Only|Just] {percent} of {count} [answers|forms] were [complete|valid].",
+    "{company} [hired|dismissed] {name} on {date} [at|for] {money} a week.",
+    "[Line|Section|Page] {count} [says|reads] {date}, [which|that] is wrong.",
+    "The {place} [edition|version|draft] [appeared|came out] on {date}.",
+    "[Fill|Mix] {weight} of {goods} [into|with] {volume} of [water|oil].",
+)
+"""Sentences that models are trained on."""
+
+UNSEEN = (
+    "We shipped {count} cases of {goods} from {town} on {date} under code {code}.",
+    "Ask for {name} at {phone} before {time}, please.",
+    "The repair will cost {money} plus {percent} tax.",
+    "{company} expects {count} visitors at its {place} fair in {town}.",
+    "At {time} the sensor showed {heat}, later {heat}.",
+    "A loan of {money} at {percent} was signed on {date}.",
+    "Flight {code} lands in {town} at {time} with {count} guests.",
+    "{name} ran {length} in {duration} and came {place}.",
+    "Insurance for {goods} went from {money} to {money} on {date}.",
+    "Our new branch in {town} can be called on {phone} from {date}.",
+    "Bring {weight} of {goods} and {count} [cups|bags] to {company} by {time}.",
+    "The {place} payment of {money} is late since {date}.",
+    "Only {count} of the {goods} passed, which is {percent}.",
+    "File {code} was closed by {name} at {time} on {date}.",
+    "{name} lives {length} north of {town} and earns {money}.",
+    "For one thing, {company} still owes us {money}.",
+)
+"""Sentences for held-out inputs alone."""
+
+WORDS = {
+    "name": (
+        "Anna Ben Carla David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nathan Olivia "
+        "Peter Rosa Samuel Teresa Victor Wendy Yusuf Zoe Marta Hugo Ingrid Pavel Amina Tomas Lucia"
+    ).split(),
+    "town": (
+        "Bristol Leeds York Dover Oxford Dublin Cardiff Belfast Exeter Norwich Lisbon Madrid Turin "
+        "Vienna Prague Gdansk Bergen Malmo Riga Tallinn Porto Seville Lyon Nantes Ghent Basel Graz"
+    ).split(),
+    "goods": (
+        "apples;paper;copper wire;printer ink;green tea;oak boards;bricks;window glass;rice;paint;"
+        "batteries;olive oil;winter coats;bicycle tyres;candles;roof tiles;coffee;steel pipes;"
+        "garden chairs;light bulbs;flour;wool;medicine;spare parts;notebooks;salt;frozen fish;maps"
+    ).split(";"),
+}
+"""Words by the name they are drawn under; half of the names and towns are made of SYLLABLES."""
+
+SYLLABLES = (
+    "bar bel cor dan del fen gar hol jun kas lan lor mar mil nor ost pel quin ras sel tam tor ul "
+    "van vel wes yar zan bri cla dre fro gli kra plo ska sto tri vo ne ra li mo ta shi pe du ka"
+).split()
+ENDINGS = "Ltd;and Sons;Group;Works;Brothers;Limited;Trading;Foods".split(";")
