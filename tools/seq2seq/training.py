@@ -27,7 +27,7 @@ class Stage:
     adam: float
 
 
-STAGES = {"target": Stage(4, 256, 0.02, 5e-3), "draft": Stage(1, 256, 0.01, 2e-3)}
+STAGES = {"target": Stage(3, 192, 0.02, 5e-3), "draft": Stage(1, 192, 0.01, 2e-3)}
 
 
 def optimizers_of(model: nn.Module, muon: float, adam: float) -> tuple[list[Optimizer], list[float]]:
