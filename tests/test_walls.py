@@ -24,6 +24,7 @@ specrt.cli
 specrt.bench
 specrt.c_host
 specrt.serve
+specrt.speech
 specrt_export.builder
 specrt_export.align
 specrt_export.measured_model
@@ -41,6 +42,7 @@ specrt_export.lint
 specrt_export.portable
 specrt_export.heads
 specrt_export.scored_entries
+specrt_export.task
 specrt_export.provenance
 specrt_export.checkpoint
 specrt_export.prequantized
@@ -68,6 +70,7 @@ specrt.engine.ort
 specrt.engine
 specrt.system
 specrt.text
+specrt.generation_config
 specrt.bundle specrt.params
 specrt.constraints
 specrt.traces
@@ -82,7 +85,7 @@ ORDER = {
     for floor, line in enumerate(reversed(HOUSE.strip().splitlines()))
     for room in line.split()
 }
-BUILD_MACHINE = {"torch", "onnx", "onnxscript", "onnx_ir", "transformers", "safetensors"}
+BUILD_MACHINE = {"torch", "onnx", "onnxscript", "onnx_ir", "transformers", "safetensors", "optimum"}
 ENGINE_LIBRARIES = {"onnxruntime", "tensorrt", "tensorrt_rtx", "cuda"}
 OPENERS = ("specrt.engine.", "specrt_export")
 NEVER_AT_START = BUILD_MACHINE | ENGINE_LIBRARIES

@@ -19,7 +19,9 @@ from pathlib import Path
 import specrt
 from specrt.bundle import (
     FILE_NAME,
+    TASKS,
     Bundle,
+    EncoderRecord,
     Manifest,
     ModelRecord,
     Provenance,
@@ -51,15 +53,25 @@ from specrt_export.inputs import (
     calibration_path,
     check_graph,
     check_inputs,
+    decoder_start,
     end_tokens,
     find_inputs,
     quantized_sources,
     read_calibration,
+    shares_encoder,
 )
 from specrt_export.measured_model import MeasuredModel, ModelTrials
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import Tokens, check_name, read_graph, runs_here
+from specrt_export.portable.graph import (
+    TASK,
+    Tokens,
+    check_name,
+    facts_of,
+    part_path,
+    read_graph,
+    runs_here,
+)
 from specrt_export.provenance import oddity, parameters, provenance_of
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
@@ -96,9 +108,12 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         _warn(inputs, progress)
         models: dict[str, ModelRecord] = {}
         said: dict[str, Likeliest | None] = {}
-        for number, model in enumerate(inputs):
-            part = _part(progress, number, len(inputs))
-            models[model.role], said[model.role] = builder.build(model, folder, out, part)
+        with tempfile.TemporaryDirectory(dir=folder) as graphs:
+            for number, model in enumerate(inputs):
+                part = _part(progress, number, len(inputs))
+                built = builder.build(model, folder, Path(graphs), out, part)
+                models[model.role], said[model.role] = built.record, built.likeliest
+                builder = replace(builder, target=builder.target or built)
         progress("hash checkpoints", 0.95)
         origins = {model.role: _provenance(recipe, model) for model in inputs}
         progress("write manifest", 0.97)
@@ -249,6 +264,8 @@ def _manifest(
             f"scores {scored}; they do not belong together"
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
+    assert builder.target is not None, "a bundle has a target"
+    task = builder.target.task
     return Manifest(
         format=format_of(*models.values()),
         name=recipe.name,
@@ -267,6 +284,8 @@ def _manifest(
         device={"machine": platform.machine(), "system": platform.system()},
         source=source,
         files={p.relative_to(folder).as_posix(): hash_file(p) for p in files},
+        task=task,
+        decoder_start=decoder_start(checkpoint, task),
     )
 
 
@@ -282,7 +301,21 @@ def _open_reference(checkpoint: Checkpoint, parameters: int) -> tuple[Reference 
 
 
 def _parameters(source: GraphSource) -> int:
-    return sum(prod(t.dims) for t in external_tensors(read_graph(source.graph)))
+    graphs = map(read_graph, (source.graph, *source.parts.values()))
+    sizes = {t.name: prod(t.dims) for graph in graphs for t in external_tensors(graph)}
+    return sum(sizes.values())
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model in its folder, and what the draft of it is held to."""
+
+    record: ModelRecord
+    likeliest: Likeliest | None
+    original: GraphSource
+    """The portable graph of its checkpoint."""
+    task: str
+    """One of `TASKS`."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +329,8 @@ class ModelBuilder:
     """None without a calibration text."""
     fitted: Sequence[Tokens] = ()
     """Pieces of it that codes are found on."""
+    target: BuiltModel | None = None
+    """Once it is built: a draft may share its encoder."""
 
     @classmethod
     def of(cls, recipe: Recipe, gate: QualityGate | None = None) -> ModelBuilder:
@@ -322,11 +357,12 @@ class ModelBuilder:
         return {"specrt": specrt.__version__, **libraries, "onnx": version("onnx")}
 
     def build(
-        self, model: ModelInputs, folder: Path, previous: Path, progress: Progress
-    ) -> tuple[ModelRecord, Likeliest | None]:
+        self, model: ModelInputs, folder: Path, graphs: Path, previous: Path, progress: Progress
+    ) -> BuiltModel:
         """Build an engine, compare it with its graph, and measure what quantizing did.
 
-        `folder` is the bundle that is built, `previous` where an older one may be.
+        `folder` is the bundle that is built, `graphs` where portable graphs are kept until it is,
+        `previous` where an older one may be.
         Raises: SpecrtError.
         """
         role = model.role
@@ -337,13 +373,16 @@ class ModelBuilder:
 
         with tempfile.TemporaryDirectory(dir=folder) as name:
             scratch = Path(name)
-            original = self._export(model, scratch, progress)
+            original = self._export(model, graphs, scratch, progress)
             # Of the checkpoint: a quantized graph has scales besides, and may hold a table twice.
             parameters = _parameters(original)
             if model.checkpoint.coded:
                 kept = keep(original.graph, model.checkpoint, scratch / "kept")
                 original = GraphSource(kept.graph, kept.folder)
             self._compare_with_model(model, original, parameters, progress)
+            if self._shares(original):
+                original = _without_encoder(original, graphs)
+                parameters = _parameters(original)
             unfinished = _unfinished(previous) / role
             is_head = role == "draft" and model.head is not None
             gate = None if is_head else self.gate  # what it drafts is measured with its target
@@ -358,9 +397,19 @@ class ModelBuilder:
             record = self._record(parameters, measured, compiled)
             vocab_map = "" if model.entries is None else VOCAB_MAP
             record = replace(record, kind=KIND if is_head else "", vocab_map=vocab_map)
-            return record, measured.likeliest
+            task = facts_of(read_graph(original.graph)).get(TASK, TASKS[0])
+            return BuiltModel(record, measured.likeliest, original, task)
 
-    def _export(self, model: ModelInputs, scratch: Path, progress: Progress) -> GraphSource:
+    def _shares(self, draft: GraphSource) -> bool:
+        """Tell whether a draft has an encoder that its target has, too, bit for bit."""
+        if self.target is None or "encoder" not in draft.parts:
+            return False
+        target = self.target.original
+        return shares_encoder((target.graph, target.weights), (draft.graph, draft.weights))
+
+    def _export(
+        self, model: ModelInputs, graphs: Path, scratch: Path, progress: Progress
+    ) -> GraphSource:
         """Return the portable graph that the recipe names, or export one."""
         graph, checkpoint = model.graph, model.checkpoint
         if model.head is not None:
@@ -371,11 +420,11 @@ class ModelBuilder:
             checkpoint.unpack()
         if graph is None:
             progress(f"export {model.role}", 0.0)
-            graph = _export(checkpoint, scratch / f"{model.role}.onnx")
+            graph = _export(checkpoint, graphs / f"{model.role}.onnx")
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         elif not is_attached(graph):
             progress(f"attach {model.role}", 0.0)
-            graph = attach_graph(graph, checkpoint, scratch / f"{model.role}.onnx").path
+            graph = attach_graph(graph, checkpoint, graphs / f"{model.role}.onnx").path
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 
@@ -442,7 +491,24 @@ class ModelBuilder:
             backend=self.recipe.backend_of(role),
             bits=bits,
             features=lowered.features,
+            encoder=_placed(lowered.encoder, role),
         )
+
+
+def _placed(encoder: EncoderRecord | None, role: str) -> EncoderRecord | None:
+    """Return what conditions a decoder, by names in the bundle."""
+    if encoder is None:
+        return None
+    cross, own = (f"{role}/{name}" if name else "" for name in (encoder.cross, encoder.encoder))
+    return replace(encoder, cross=cross, encoder=own)
+
+
+def _without_encoder(source: GraphSource, graphs: Path) -> GraphSource:
+    """Return the graphs of a draft that reads the hidden states of its target."""
+    decoder = graphs / "sharing.onnx"
+    shutil.copyfile(source.graph, decoder)
+    shutil.copyfile(source.parts["cross"], part_path(decoder, "cross"))
+    return GraphSource(decoder, source.weights)
 
 
 def _searched(recipe: Recipe) -> Recipe:

@@ -25,16 +25,21 @@ from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.heads.eagle3_format import Head, is_head, read_head
 from specrt_export.portable.attachment import is_attached
+from specrt_export.portable.external_data import MappedWeight, map_weights
 from specrt_export.portable.graph import (
+    PARTS,
     Tokens,
     check_length,
     check_weights,
     geometry_of,
+    part_path,
     read_graph,
+    source_of,
 )
 from specrt_export.recipe import Recipe
 from specrt_export.recipe_tables import ModelSource
 from specrt_export.scored_entries import SIZE, model_entries
+from specrt_export.task import SPEECH, TEXT_GENERATION
 
 UNUSED = re.compile(
     r"""
@@ -309,6 +314,9 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     """
     portable = read_graph(graph)
     check_weights(graph, portable, checkpoint)
+    for path in (part_path(graph, part) for part in PARTS if source_of(portable)):
+        if path.is_file():
+            check_weights(path, read_graph(path), checkpoint)
     check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 
@@ -370,6 +378,107 @@ def begin_token(checkpoint: Checkpoint) -> int | None:
     return _check_id(checkpoint, path, "bos_token_id", value)
 
 
+def decoder_start(checkpoint: Checkpoint, task: str) -> tuple[int, ...]:
+    """Return the tokens that a text of a source begins with; none for a task without sources.
+
+    Of Whisper they also name the language (English, where no setting says which), the task
+    (to transcribe) and that there are no timestamps.
+    Raises: CheckpointError for what are no token ids of the model, or where none is named.
+    """
+    if task == TEXT_GENERATION:
+        return ()
+    for key in ("decoder_start_token_id", "bos_token_id"):
+        path, first = _setting(checkpoint, key)
+        if first is not None:
+            break
+    else:
+        raise CheckpointError(
+            f"{path} has no decoder_start_token_id; expected the token that a text begins with: "
+            "add it to generation_config.json"
+        )
+    start = [_check_id(checkpoint, path, key, first)]
+    return tuple(start) + (_spoken(checkpoint) if task == SPEECH else ())
+
+
+def _spoken(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return what follows the first token of a text of speech."""
+    _, languages = _setting(checkpoint, "lang_to_id")
+    found = _forced(checkpoint) if languages is None else []
+    if languages is not None:
+        path, language = _setting(checkpoint, "language")
+        code = f"<|{str(language or 'en').strip('<|>').lower()}|>"
+        if not isinstance(languages, dict) or code not in languages:
+            raise CheckpointError(
+                f"{path} has language {short(language)}, which its lang_to_id does not; expected "
+                "a code such as 'en': correct generation_config.json"
+            )
+        found.append((path, "lang_to_id", languages[code]))
+        _, tasks = _setting(checkpoint, "task_to_id")
+        _, wanted = _setting(checkpoint, "task")
+        known = tasks if isinstance(tasks, dict) else {}
+        found.append((path, f"task_to_id[{wanted}]", known.get(wanted or "transcribe")))
+    path, silent = _setting(checkpoint, "no_timestamps_token_id")
+    if silent is not None and silent not in [value for _, _, value in found]:
+        found.append((path, "no_timestamps_token_id", silent))
+    return tuple(_check_id(checkpoint, *one) for one in found)
+
+
+def _forced(checkpoint: Checkpoint) -> list[tuple[Path, str, Any]]:
+    """Return what older settings force after the first token: pairs of a position and an id."""
+    path, pairs = _setting(checkpoint, "forced_decoder_ids")
+    try:
+        return [
+            (path, "forced_decoder_ids", token)
+            for _, token in sorted(pairs or ())
+            if token is not None
+        ]
+    except (TypeError, ValueError):
+        raise CheckpointError(
+            f"{path} has forced_decoder_ids {short(pairs)}; expected pairs of a position and a "
+            "token id: correct the file, or fetch it again"
+        ) from None
+
+
+def shares_encoder(target: tuple[Path, Path], draft: tuple[Path, Path]) -> bool:
+    """Tell whether a draft reads the hidden states of its target: they are the same, bit for bit.
+
+    Each is the graph of a decoder, with others beside it, and the folder of its weights.
+    Raises: CheckpointError for a draft without an encoder whose states are not its target's size.
+    """
+    (graph, folder), (other, other_folder) = target, draft
+    ours, theirs = (source_of(read_graph(part_path(one, "cross"))) for one in (graph, other))
+    assert ours is not None, "a cross graph has the sizes of its source"
+    assert theirs is not None, "a cross graph has the sizes of its source"
+    if not part_path(other, "encoder").is_file():
+        if (ours.width, ours.max_source) != (theirs.width, theirs.max_source):
+            raise CheckpointError(
+                f"{other_folder} has no encoder, and attends to {theirs.max_source} states of "
+                f"{theirs.width}; its target's are {ours.max_source} of {ours.width}: choose a "
+                "draft that was made of this target"
+            )
+        return True
+    one, two = (read_graph(part_path(path, "encoder")) for path in (graph, other))
+    if one.graph.node != two.graph.node:
+        return False
+    weights = {weight.name: weight for weight in map_weights(two, other_folder)}
+    inline = {t.name: t for t in two.graph.initializer if t.name not in weights}
+    mine = map_weights(one, folder)
+    return all(
+        tensor == inline.get(tensor.name)
+        for tensor in one.graph.initializer
+        if tensor.name not in {weight.name for weight in mine}
+    ) and all(_same_bytes(weight, weights.get(weight.name)) for weight in mine)
+
+
+def _same_bytes(one: MappedWeight, other: MappedWeight | None) -> bool:
+    return (
+        other is not None
+        and one.onnx_type == other.onnx_type
+        and one.array.shape == other.array.shape
+        and one.array.tobytes() == other.array.tobytes()
+    )
+
+
 def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
     """Return a setting and the file it is from."""
     path = checkpoint.folder / "generation_config.json"
@@ -386,7 +495,7 @@ def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
 
 
 def _check_id(checkpoint: Checkpoint, path: Path, key: str, value: Any) -> int:
-    size = checkpoint.config.get("vocab_size")
+    size = checkpoint.config.get("decoder_vocab_size") or checkpoint.config.get("vocab_size")
     last = size - 1 if type(size) is int else None
     if type(value) is int and value >= 0 and (last is None or value <= last):
         return value

@@ -71,6 +71,9 @@ class EngineOptions:
     share a pass. On a CPU a pass costs what the tokens of its rows cost, without padding."""
     max_length: Annotated[int, Interval(2, _MOST_POSITIONS)] = 2048
     """Positions of the KV buffers: prompt and completion together."""
+    max_source: Annotated[int, Interval(0, _MOST_POSITIONS)] = 0
+    """Of an encoder-decoder: positions of the longest source. When 0, 512 or as many as the encoder
+    was trained for, whichever are fewer; those of speech always are as many as that."""
     prefill: Annotated[int, Interval(1, _MOST_POSITIONS)] = 256
     """Widest prefill pass, in tokens; a longer prompt goes through in several."""
     gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)

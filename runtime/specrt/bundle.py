@@ -89,7 +89,13 @@ TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 
 GENERATION_CONFIG = "generation_config.json"
 
-_TOP_READ = {TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE}
+PREPROCESSOR_CONFIG, PROCESSOR_CONFIG = "preprocessor_config.json", "processor_config.json"
+"""Of a feature extractor; checkpoints have either."""
+
+_TOP_READ = {
+    TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
+}  # fmt: skip
 _BESIDE_READ = {
     f"{part}.{suffix}"
     for part in ("engine", "encoder", "cross")

@@ -12,9 +12,12 @@ from operator import index
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specrt.aio import AsyncStream, PacedStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
-from specrt.engine.protocol import Engine
+from specrt.engine.protocol import ConditionedEngine, Engine, Source
 from specrt.errors import CapacityError, RequestError, reason_of
 from specrt.params import Gamma, GenerateOptions, SamplingParams
 from specrt.sampling.grammar import Grammars
@@ -34,8 +37,17 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-Prompt = str | Sequence[int]
-"""Text or token ids."""
+Prompt = str | Sequence[int] | NDArray[np.float32]
+"""Text or token ids; for a bundle that reads speech, features [channels, frames].
+
+Of an encoder-decoder it is the source: what the encoder reads."""
+
+
+def prompt_limit(target: Engine) -> tuple[int, str]:
+    """Return how many tokens a prompt may have, and what that is in words."""
+    if isinstance(target, ConditionedEngine):
+        return target.max_source, "longest source of this bundle"
+    return target.max_length, "context of this bundle"
 
 
 def prompt_tokens(
@@ -43,17 +55,20 @@ def prompt_tokens(
 ) -> list[int]:
     """Return the tokens of a prompt for a target; see `GenerateOptions` for `parse_special`.
 
-    Raises: RequestError for another type or an unknown id, CapacityError above the context.
+    Raises: RequestError for another type, an unknown id and a source without text, CapacityError
+        above the context, or above the longest source.
     """
-    vocab, context = target.geometry.vocab_size, target.max_length
+    vocab, (most, what) = target.geometry.vocab_size, prompt_limit(target)
     given: Any = prompt
     if isinstance(prompt, str):
         fewest = tokenizer.fewest(prompt)
-        if fewest > context:
+        if fewest > most:
             raise CapacityError(
                 f"the prompt has {len(prompt)} characters, which are {fewest} tokens or more, and "
-                f"the context of this bundle is {context}; shorten the prompt"
+                f"the {what} is {most}; shorten the prompt"
             )
+        if isinstance(target, ConditionedEngine):
+            _require_text(prompt)
         given = tokenizer.encode(prompt, parse_special=parse_special)
     number = getattr(given, "shape", None) == ()  # an array, and nothing to go through
     if number or isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -63,12 +78,63 @@ def prompt_tokens(
     tokens = [_token_id(token, vocab) for token in given]
     if not tokens:
         raise RequestError("the prompt has no tokens; give at least one")
-    if len(tokens) > context:
+    if len(tokens) > most:
+        option = "max_source" if isinstance(target, ConditionedEngine) else "max_length"
         raise CapacityError(
-            f"the prompt has {len(tokens)} tokens, and the context of this bundle is "
-            f"{context}; shorten the prompt, or build with a larger `max_length`"
+            f"the prompt has {len(tokens)} tokens, and the {what} is {most}; shorten the prompt, "
+            f"or build with a larger `{option}`"
         )
     return tokens
+
+
+def _require_text(source: str) -> None:
+    """Refuse a source without text: its tokens would be those that every source has."""
+    if not source.strip():
+        raise RequestError(
+            f"the prompt is {source!r}, and this bundle reads it as the source of its text; give "
+            "at least one word"
+        )
+
+
+def source_features(given: object, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Return a source of features as it is kept.
+
+    Raises: RequestError for another type or shape, and for values that are no numbers.
+    """
+    expected = f"expected an array of features [{shape[0]}, {shape[1]}], as `specrt.speech` has it"
+    if not isinstance(given, np.ndarray):
+        raise RequestError(
+            f"the prompt is of type {type(given).__name__}, and this bundle reads speech; "
+            f"{expected}"
+        )
+    if given.shape != shape or not np.issubdtype(given.dtype, np.floating):
+        raise RequestError(
+            f"the prompt is an array {list(given.shape)} of {given.dtype}; {expected}"
+        )
+    features: NDArray[np.float32] = np.array(given, np.float32)
+    if not np.isfinite(features).all():
+        raise RequestError(f"the prompt holds values that are no numbers; {expected}")
+    return features
+
+
+def refuse_sources(models: Models, what: str) -> None:
+    """Refuse an encoder-decoder; `what` is what it is not for, and what else to do.
+
+    Raises: RequestError.
+    """
+    if models.conditioned is not None:
+        raise RequestError(
+            f"this bundle is an encoder-decoder, whose prompt is a source it reads once: {what}"
+        )
+
+
+class TextStart(NamedTuple):
+    """What a prompt comes to: the tokens its text begins with, and the source it is of, if any."""
+
+    tokens: Sequence[int]
+    positions: int
+    """Of the prompt."""
+    source: Source | None = None
 
 
 def several_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
@@ -165,6 +231,7 @@ class RequestFactory:
 
         Raises: RequestError, CapacityError.
         """
+        refuse_sources(self._models, "no device drafts for it; send whole requests")
         stats = SpeculationStats(max(self._models.gammas), name)
         request = self._one(prompt, params, stats, special, None)
         request.drafter = drafter
@@ -201,9 +268,10 @@ class RequestFactory:
         key: str | None,
     ) -> list[Request]:  # fmt: skip
         called_ns = perf_counter_ns()
+        params = self._filled(params)
         completions = self._completions(params, stats)
-        tokens = prompt_tokens(prompt, self._tokenizer, self._models.target, parse_special=special)
-        requests = [self._request(list(tokens), params, one, key) for one in completions]
+        start = self._start(prompt, params, special)
+        requests = [self._request(start, params, one, key) for one in completions]
         self._begin(completions, called_ns)
         return requests
 
@@ -224,20 +292,78 @@ class RequestFactory:
         Raises: RequestError for options that no prompt could have.
         """
         called_ns = perf_counter_ns()
+        params = self._filled(params)
         completions = self._completions(params, self._stats(gamma, drafter))
         key = _memory_key(memory_key)
         try:
-            tokens = prompt_tokens(
-                prompt, self._tokenizer, self._models.target, parse_special=parse_special
-            )
+            start = self._start(prompt, params, parse_special)
         except RequestError as error:
             for completion in completions:
                 completion.fail(f"{place}: {error}")
             return PromptRequests(completions, iter(()))
-        first = self._request(list(tokens), params, completions[0], key)
-        others = (self._request(list(tokens), params, one, key) for one in completions[1:])
+        first = self._request(start, params, completions[0], key)
+        others = (self._request(start, params, one, key) for one in completions[1:])
         self._begin(completions, called_ns)
         return PromptRequests(completions, chain([first], others))
+
+    def _filled(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters with the bundle's own options where they leave them out.
+
+        Raises: RequestError for log-probabilities of a source, which no model scores.
+        """
+        if self._models.conditioned is not None and params.prompt_logprobs is not None:
+            raise RequestError(
+                f"prompt_logprobs is {params.prompt_logprobs}, and the prompt of an "
+                "encoder-decoder is its source, which is read and not scored; leave it out"
+            )
+        options: dict[str, Any] = {
+            name: value
+            for name, value in self._models.options.items()
+            if getattr(params, name) is None
+        }
+        if "min_tokens" in options:
+            options["min_tokens"] = min(options["min_tokens"], params.max_tokens)
+        return replace(params, **options) if options else params
+
+    def _start(self, prompt: Prompt, params: SamplingParams, special: bool) -> TextStart:
+        """Return what a prompt comes to.
+
+        Raises: RequestError, CapacityError.
+        """
+        models = self._models
+        target, conditioned = models.target, models.conditioned
+        first = self._decoder_start(params.decoder_start)
+        if conditioned is not None and models.features is not None:
+            features = source_features(prompt, models.features)
+            features.flags.writeable = False
+            return TextStart(first, conditioned.max_source, features)
+        tokens = prompt_tokens(prompt, self._tokenizer, target, parse_special=special)
+        if conditioned is None:
+            return TextStart(tokens, len(tokens))
+        source = np.array(tokens, np.int64)
+        source.flags.writeable = False
+        return TextStart(first, len(tokens), source)
+
+    def _decoder_start(self, given: Sequence[int] | None) -> Sequence[int]:
+        """Return what the text of an encoder-decoder begins with: the request's own, if any.
+
+        Raises: RequestError for unknown ids, none or too many of them, and where a text begins with
+            its prompt.
+        """
+        models = self._models
+        if given is None:
+            return models.decoder_start
+        if models.conditioned is None:
+            raise RequestError(
+                f"decoder_start is {[*given]}, and this bundle is no encoder-decoder: a text "
+                "begins with its prompt; leave it out"
+            )
+        if not 0 < len(given) <= models.target.max_length:
+            raise RequestError(
+                f"decoder_start has {len(given)} tokens; expected 1 to {models.target.max_length}, "
+                "the context of this bundle"
+            )
+        return [_token_id(token, models.target.geometry.vocab_size) for token in given]
 
     def _stats(self, gamma: Gamma | None, drafter: str | None) -> SpeculationStats:
         """Return the counts that a completion begins with, after checks of the options."""
@@ -267,24 +393,27 @@ class RequestFactory:
             completion.timings.queued_ns = now_ns
 
     def _request(
-        self, tokens: list[int], params: SamplingParams, completion: Completion, key: str | None
+        self, start: TextStart, params: SamplingParams, completion: Completion, key: str | None
     ) -> Request:
-        models = self._models
-        completion.prompt_tokens = len(tokens)
+        models, tokens, counts = self._models, [*start.tokens], completion.speculation
+        completion.prompt_tokens = start.positions
         assert completion.seed is not None, "it was given or drawn"
+        # The last token is never fed, so one more than fits the buffers can be committed.
+        limit = min(len(tokens) + params.max_tokens, models.target.max_length + 1)
         return Request(
             tokens,
-            # The last token is never fed, so one more than fits the buffers can be committed.
-            min(len(tokens) + params.max_tokens, models.target.max_length + 1),
+            limit,
             params,
             completion,
             Noise(completion.seed, completion.index),
             build_processors(
                 params, self._tokenizer, self._eos, models.target.geometry.vocab_size,
-                self._grammars,
+                self._grammars, limit - len(tokens),
             ),
             OutputProcessor(completion, params, self._eos, self._tokenizer, tokens),
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
+            start.source,
+            1 if start.source is None else models.readers(counts.drafter, counts.gamma),
             fresh=params.prompt_logprobs is not None,
             memory_key=key,
         )  # fmt: skip
@@ -337,7 +466,9 @@ class Generator:
     """A pair of engines ready to complete prompts, as many at once as they have rows.
 
     What the KV buffers hold of earlier texts is not read again: a prompt that begins as one of
-    them did starts where they part (`Completion.cached_tokens`).
+    them did starts where they part (`Completion.cached_tokens`). Where the bundle is an
+    encoder-decoder a prompt is the source of its text, and one that a row holds is not encoded
+    again.
 
     Threads: any may stream and generate. Streams share the rows and run while one of them is read:
     a stream that is not read for a while pauses, and makes room for others.
@@ -392,11 +523,11 @@ class Generator:
         params: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Stream:
-        """Complete a prompt, text or token ids, yielding chunks as rounds commit.
+        """Complete a prompt, text or token ids, yielding chunks as rounds commit; see `Prompt`.
 
         Raises: RequestError, CapacityError before any work; EngineError from a pass.
         """
-        request = self._requests.one(prompt, params, **options)
+        request = self.request(prompt, params, **options)
         return Stream(request.completion, RequestSource(self._scheduler, request))
 
     def generate(
@@ -419,7 +550,7 @@ class Generator:
         No event loop waits for a pass: a thread runs them, and there is none where nothing runs.
         Raises: RequestError, CapacityError by this call; EngineError where a chunk is awaited.
         """
-        return AsyncStream(self._requests.one(prompt, params, **options), self._worker)
+        return AsyncStream(self.request(prompt, params, **options), self._worker)
 
     def astreams(
         self, prompt: Prompt, params: SamplingParams, **options: Unpack[GenerateOptions]
@@ -495,6 +626,15 @@ class Generator:
             for number, (prompt, own) in pairs
         ]
         return _collect(self._scheduler, requests, rows)
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Request:
+        """Return the request of a completion, which nothing runs; see `stream` for errors."""
+        return self._requests.one(prompt, params, **options)
 
     def forget(self) -> None:
         """Read every coming prompt from its beginning, and draft from no text of before."""

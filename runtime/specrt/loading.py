@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
+from specrt.bundle import GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
 from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
 from specrt.engine.head_engine import TrimmedEngine
-from specrt.engine.protocol import Engine, FusedRounds, PackedEngine
+from specrt.engine.protocol import ConditionedEngine, Engine, FusedRounds, PackedEngine
 from specrt.errors import BundleError, RequestError
-from specrt.generator import Generator, Prompt
+from specrt.generation_config import GenerationConfig, read_generation_config
+from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.records import shown
 from specrt.sampling.distribution import Entry
@@ -80,7 +81,9 @@ def load(
         _share_threads(manifest, cores)
     # Costs measured with a shared pool will do without one: what counts is their ratios.
     tuning, ignored = read_tuning(opened, cores)
+    config = _generation_config(opened)
     target, draft = _open_pair(opened, cores, has_room=absent is None)
+    encoder = manifest.target.encoder
     models = Models(
         target,
         draft,
@@ -91,8 +94,12 @@ def load(
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
         head=manifest.draft is not None and manifest.draft.kind != "",
+        decoder_start=manifest.decoder_start,
+        features=(encoder.features, encoder.frames) if encoder and encoder.features else None,
+        options=config.options,
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
+    told += config.notices
     return Generator(
         models,
         tokenizer,
@@ -101,6 +108,22 @@ def load(
         prompt_cache=prompt_cache,
         text_memory=texts if text_memory_bytes else None,
         on_close=save,
+    )
+
+
+def _generation_config(bundle: Bundle) -> GenerationConfig:
+    """Return what the checkpoint's generation config implies: nothing but of encoder-decoders.
+
+    Raises: BundleError for one that cannot be.
+    """
+    manifest = bundle.manifest
+    if manifest.target.encoder is None or GENERATION_CONFIG not in bundle.held:
+        return GenerationConfig({}, [])
+    return read_generation_config(
+        bundle.file(GENERATION_CONFIG),
+        bytes(bundle.held[GENERATION_CONFIG].data),
+        start=len(manifest.decoder_start),
+        vocabulary=manifest.target.geometry.vocab_size,
     )
 
 
@@ -127,6 +150,11 @@ def open_draft(
     """
     opened = Bundle.open(bundle, without_target=True)
     manifest = opened.manifest
+    if manifest.target.encoder is not None:
+        raise RequestError(
+            f"{opened.path} is an encoder-decoder, whose target reads sources of its own: no "
+            "device drafts for it; leave --remote out"
+        )
     tokenizer = Tokenizer(opened.file(TOKENIZER), bos_token_id, bytes(opened.held[TOKENIZER].data))
     draft, cores = manifest.draft, _cores(threads)
     if draft is None or draft.kind:
@@ -192,13 +220,29 @@ def _open_pair(bundle: Bundle, cores: int, has_room: bool) -> tuple[Engine, Engi
     """Open the target, and the draft where there is one and room for it."""
     manifest = bundle.manifest
     target = _open_model(bundle, manifest.target, cores)
-    if manifest.draft is None or not has_room:
-        return target, None
     try:
-        return target, _open_model(bundle, manifest.draft, cores, beside=target)
+        _require_sources(bundle, manifest.target, target)
+        if manifest.draft is None or not has_room:
+            return target, None
+        draft = _open_model(bundle, manifest.draft, cores, beside=target)
+        _require_sources(bundle, manifest.draft, draft)
+        return target, draft
     except BaseException:
         target.close()
         raise
+
+
+def _require_sources(bundle: Bundle, model: ModelRecord, engine: Engine) -> None:
+    """Refuse an encoder-decoder whose engine reads no sources.
+
+    Raises: BundleError.
+    """
+    if model.encoder is not None and not isinstance(engine, ConditionedEngine):
+        raise BundleError(
+            f"{bundle.path} is an encoder-decoder, which "
+            f"{bundle.manifest.backend_of(model)} does not run; build it for `ort-cpu`, with "
+            "drafts that score the whole vocabulary"
+        )
 
 
 def _open_model(
@@ -211,6 +255,11 @@ def _open_model(
             f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
             "whole draft model"
         )
+    if model.encoder is not None and model.vocab_map:
+        raise BundleError(
+            f"{bundle.path} has a draft with an encoder that scores some entries only, which this "
+            "specrt does not run yet; build it with a draft that scores all"
+        )
     engine = open_engine(
         manifest.backend_of(model),
         bundle.file(model.engine),
@@ -221,6 +270,7 @@ def _open_model(
         max_width=manifest.max_width,
         threads=threads,
         beside=beside,
+        encoder=model.encoder,
     )
     scored: int = getattr(engine, "scored", model.geometry.vocab_size)
     try:
@@ -372,8 +422,11 @@ class LLM:
         """Return the ids of a prompt, the prompt itself where it has none."""
         if not isinstance(prompt, str):
             return prompt
+        generator = self._generator
         try:
-            return self._generator.tokenizer.encode(prompt, parse_special=parse_special)
+            return prompt_tokens(
+                prompt, generator.tokenizer, generator.models.target, parse_special=parse_special
+            )
         except RequestError:
             return prompt
 

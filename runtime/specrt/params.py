@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,17 @@ class GenerateOptions(TypedDict, total=False):
     with text memory: all that give the same key, '' by default. None does neither."""
 
 
+class TimestampRules(NamedTuple):
+    """The tokens of a speech model that `specrt.sampling.processors.Timestamps` is about."""
+
+    begin: int
+    """The first timestamp; the token before it, <|notimestamps|>, never comes."""
+    end: int
+    """The end token; every token below it is text."""
+    max_initial: int | None = None
+    """Most timestamps that the first one may be behind `begin`; None sets no bound."""
+
+
 _ALIASES = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
@@ -63,8 +74,29 @@ _LISTS: tuple[tuple[str, type], ...] = (
     ("stop_token_ids", int),
     ("allowed_token_ids", int),
     ("bad_words", str),
+    ("suppress_tokens", int),
+    ("begin_suppress_tokens", int),
+    ("forced_bos_token_id", int),
+    ("forced_eos_token_id", int),
+    ("decoder_start", int),
     ("choice", str),
 )
+
+_SINGLE = ("forced_bos_token_id", "forced_eos_token_id")
+"""Of the lists: those that one number may stand for."""
+
+BUNDLE_OPTIONS = (
+    "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "min_tokens",
+)  # fmt: skip
+"""Options that an encoder-decoder's generation config may give, where a request leaves them out."""
+
+BEAMS: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (None, 1),
+    "use_beam_search": (None, False),
+    "best_of": (None, 1),
+}
+"""Options that ask for beams, each with the values that ask for none."""
 
 MOST_COMPLETIONS = 1024
 """Of one prompt in one call: all of them are kept until the last one ends."""
@@ -84,7 +116,8 @@ _MOST_DIGITS = 20
 class SamplingParams:
     """Options of one completion; the names are those people know from vLLM.
 
-    None in place of a list or a mapping is an empty one.
+    None in place of a list or a mapping is an empty one. The options of `BUNDLE_OPTIONS` are the
+    bundle's own where they are None, and without effect where it has none.
 
     Raises: RequestError for a value out of range, with the range.
     """
@@ -103,23 +136,35 @@ class SamplingParams:
     """Keep tokens at least this fraction as likely as the most likely one."""
     typical_p: float = 1.0
     """Keep the tokens nearest to the expected surprise whose probability reaches this."""
-    repetition_penalty: float = 1.0
-    """Above 1, tokens of prompt and output become less likely; below, more."""
+    repetition_penalty: float | None = None
+    """Above 1, tokens of prompt and output become less likely; below, more; 1 changes nothing."""
     presence_penalty: float = 0.0
     """Taken from the score of each token that the output holds."""
     frequency_penalty: float = 0.0
     """The same, for each time it holds it."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: int | None = None
     """Tokens in a row that never come twice; 0 allows all."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the scores of tokens."""
     bad_words: tuple[str, ...] = ()
     """Texts that are ruled out, as the tokenizer spells them at the beginning of a text, after a
     space, and in the middle of one."""
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = None
+    """Sequences of tokens that are ruled out."""
+    suppress_tokens: tuple[int, ...] | None = None
+    """Tokens that are ruled out."""
+    begin_suppress_tokens: tuple[int, ...] | None = None
+    """Tokens that are ruled out as the first of the output, and behind a forced first one."""
+    forced_bos_token_id: tuple[int, ...] | None = None
+    """The token, or one of those, that the output begins with; a number is the only one."""
+    forced_eos_token_id: tuple[int, ...] | None = None
+    """The token, or one of those, that comes where the output reaches its limit."""
     allowed_token_ids: tuple[int, ...] | None = None
     """The only tokens that may come; all when None."""
-    min_tokens: int = 0
+    min_tokens: int | None = None
     """Tokens before which no end token comes; stop strings end the text all the same."""
+    timestamp_rules: TimestampRules | None = None
+    """Lets timestamps of speech come in pairs that rise, as Whisper's decoder has them."""
     logits_processors: tuple[Callback, ...] = ()
     """Functions of token ids and scores that return scores, called for each row looked at."""
     json_schema: str | Mapping[str, Any] | bool | None = None
@@ -138,6 +183,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt, all but the first; the whole prompt is read for it,
     whatever the KV buffers hold of it."""
+    decoder_start: tuple[int, ...] | None = None
+    """Tokens that the text of an encoder-decoder begins with; the bundle's own when None."""
     seed: int | None = None
     """Same seed, same text; None draws one and reports it."""
     stop: tuple[str, ...] = ()
@@ -167,11 +214,9 @@ class SamplingParams:
         given: Any = self.stop
         stop = (given,) if isinstance(given, str) else given
         object.__setattr__(self, "stop", _tuple_of("stop", stop, str))
-        for name, kind in _LISTS:
-            given = getattr(self, name)
-            if given is not None:
-                given = (given,) if isinstance(given, str) else given
-                object.__setattr__(self, name, _tuple_of(name, given, kind))
+        self._list()
+        if self.bad_words_ids is not None:
+            object.__setattr__(self, "bad_words_ids", _sequences(self.bad_words_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         given = self.logits_processors
         functions = (given,) if callable(given) else _tuple_of("logits_processors", given, object)
@@ -190,7 +235,7 @@ class SamplingParams:
             if not check(value):
                 raise RequestError(f"{name} is {value!r}; expected {expected}")
         self._check_constraint()
-        if self.min_tokens > self.max_tokens:
+        if (self.min_tokens or 0) > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}; expected up to max_tokens, {self.max_tokens}"
             )
@@ -205,6 +250,14 @@ class SamplingParams:
         for name, kind in _COLLECTIONS:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())
+
+    def _list(self) -> None:
+        """Make tuples of lists, and of single values."""
+        for name, kind in _LISTS:
+            given: Any = getattr(self, name)
+            if given is not None:
+                single = isinstance(given, str) or (name in _SINGLE and _is_int(given))
+                object.__setattr__(self, name, _tuple_of(name, (given,) if single else given, kind))
 
     def _check_constraint(self) -> None:
         object.__setattr__(self, "json_schema", schema_text(self.json_schema))
@@ -241,6 +294,8 @@ class SamplingParams:
         `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` are aliases.
         """
         named = {}
+        options = without_beams(options)
+        _check_names(options, _ALIASES)
         for given, value in options.items():
             name = _ALIASES.get(given, given)
             if name in named:
@@ -254,9 +309,23 @@ def _default(option: Field[Any]) -> Any:
     return option.default if made is MISSING else made()
 
 
-def _check_names(options: Iterable[str]) -> None:
-    known = [f.name for f in fields(SamplingParams)]
-    for name in options:
+def without_beams(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options without those of `BEAMS`.
+
+    Raises: RequestError where they ask for beams.
+    """
+    for name, without_effect in BEAMS.items():
+        if options.get(name) not in without_effect:
+            raise RequestError(
+                f"{name} is {options[name]!r}, and beams are not speculated on: a text is decoded "
+                "greedily or sampled; leave it out, or use n for several completions"
+            )
+    return {name: value for name, value in options.items() if name not in BEAMS}
+
+
+def _check_names(options: Mapping[str, Any], aliases: Iterable[str] = ()) -> None:
+    known = [*(f.name for f in fields(SamplingParams)), *aliases]
+    for name in without_beams(options):
         if name not in known:
             raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")
 
@@ -269,6 +338,19 @@ def _tuple_of(name: str, values: Any, kind: type) -> tuple[Any, ...]:
         if not isinstance(item, kind):
             raise RequestError(f"{name} holds {item!r}; expected {kind.__name__} values")
     return items
+
+
+def _sequences(given: Any) -> tuple[tuple[int, ...], ...]:
+    """Return sequences of token ids.
+
+    Raises: RequestError.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise RequestError(f"bad_words_ids is {given!r}; expected lists of token ids")
+    sequences = tuple(_tuple_of("bad_words_ids", ids, int) for ids in given)
+    if () in sequences:
+        raise RequestError("bad_words_ids holds an empty list; leave it out")
+    return sequences
 
 
 def _bias(given: Any) -> dict[int, float]:
@@ -304,6 +386,17 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_natural(value: Any) -> bool:
+    return _is_int(value) and value >= 0
+
+
+def _are_rules(value: Any) -> bool:
+    if not isinstance(value, TimestampRules) or not all(map(_is_int, value[:2])):
+        return False
+    most = value.max_initial
+    return 0 <= value.end < value.begin and (most is None or (_is_int(most) and most >= 0))
+
+
 def _is_few(value: Any) -> bool:
     return _is_int(value) and 0 <= value <= MOST_RANKED
 
@@ -334,17 +427,22 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("typical_p", lambda v: _is_real(v) and 0 < v <= 1, "a number above 0, up to 1"),
     (
         "repetition_penalty",
-        lambda v: _is_real(v) and 1 / _MOST_PENALTY <= v <= _MOST_PENALTY,
+        lambda v: v is None or (_is_real(v) and 1 / _MOST_PENALTY <= v <= _MOST_PENALTY),
         "a number from 0.01 to 100",
     ),
     ("presence_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
     ("frequency_penalty", lambda v: _is_real(v) and -2 <= v <= 2, "a number from -2 to 2"),
-    ("no_repeat_ngram_size", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
-    ("min_tokens", lambda v: _is_int(v) and v >= 0, "a whole number of 0 or more"),
+    ("no_repeat_ngram_size", lambda v: v is None or _is_natural(v), "a whole number of 0 or more"),
+    ("min_tokens", lambda v: v is None or _is_natural(v), "a whole number of 0 or more"),
     ("logprobs", lambda v: v is None or _is_few(v), _OF_RANKED),
     ("prompt_logprobs", lambda v: v is None or _is_few(v), _OF_RANKED),
     ("seed", lambda v: v is None or _is_int(v), "a whole number, or None to draw one"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
     ("extra_args", lambda v: isinstance(v, Mapping), "a mapping of names to values"),
+    (
+        "timestamp_rules",
+        lambda v: v is None or _are_rules(v),
+        "TimestampRules with begin above end",
+    ),
     ("verifier", lambda v: isinstance(v, str), "the name of a verifier"),
 )

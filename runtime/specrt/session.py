@@ -9,7 +9,7 @@ from weakref import ref
 
 from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import CapacityError, RequestError
-from specrt.generator import Generator
+from specrt.generator import Generator, refuse_sources
 from specrt.params import Gamma, SamplingParams
 from specrt.text.chat_template import ChatTemplate, Message
 
@@ -86,6 +86,7 @@ class Session:
 
     `params`, `gamma`, `drafter` and `system` may be changed between messages. Not for several
     threads at once; several sessions may share a generator.
+    Raises: RequestError for an encoder-decoder.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Session:
         gamma: Gamma | None = None,
         drafter: str | None = None,
     ) -> None:
+        refuse_sources(generator.models, "it holds no conversations; use generate")
         self._generator = generator
         self._turns: list[ChatTurn] = []
         self._running: Any = None

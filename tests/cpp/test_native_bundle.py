@@ -57,8 +57,8 @@ STRICTER = [
 OUT = object()
 """Instead of a value: leave the place out."""
 DAMAGE: list[tuple[str, Any, str]] = [
-    ("format", 3, "has bundle format 3, and this specrt reads up to 2"),
-    ("format", True, "format is true; expected a whole number from 1 to 2"),
+    ("format", 4, "has bundle format 4, and this specrt reads up to 3"),
+    ("format", True, "format is true; expected a whole number from 1 to 3"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
     ("batch", 65, "batch is 65; expected 1 to 64"),
     ("batch", 1.0, "batch is 1"),
@@ -155,6 +155,28 @@ def test_engines_for_other_kernels_are_refused(native_calls: NativeCalls, folder
         assert refused["status"] == 4
         assert "build the bundle again" in refused["message"]
         assert layout is OUT or layout in refused["message"]
+
+
+def test_an_encoder_decoder_is_refused_by_name(native_calls: NativeCalls, folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text("utf-8"))
+    encoder = {
+        "cross": "target/cross.onnx", "max_source": 8, "width": 8, "heads": 2, "head_dim": 4,
+        "encoder": "target/encoder.onnx",
+    }  # fmt: skip
+    manifest |= {"format": FORMAT, "task": "text2text-generation"}
+    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
+    for role in ("target", "draft", None):
+        whole = copy.deepcopy(manifest)
+        if role is not None:
+            whole |= {"decoder_start": [0], role: {**whole[role], "encoder": encoder}}
+        path.write_text(json.dumps(whole))
+        (answer,) = native_calls([call])
+        assert isinstance(answer, list) == (role is None)
+        if role is not None:
+            assert answer["status"] == 7  # unsupported
+            assert "is an encoder-decoder" in answer["message"]
+            assert "use the hosted implementation" in answer["message"]
 
 
 def test_a_draft_that_its_backend_does_not_run_is_refused(
@@ -344,11 +366,12 @@ def full(manifest: Document) -> tuple[Document, Document]:
 def least(document: Document) -> Document:
     """Return a manifest or a tuning without what has a default."""
     made = copy.deepcopy(document)
-    made.pop("origins", None)
+    for name in ("origins", "task", "decoder_start"):
+        made.pop(name, None)
     for role in ("target", "draft"):
         for name in (
             "precision", "embedding", "head", "block", "per_row", "symmetric", "quality",
-            "backend", "bits", "kind", "features", "accepted", "vocab_map",
+            "backend", "bits", "kind", "features", "accepted", "vocab_map", "encoder",
         ):  # fmt: skip
             made.get(role, {}).pop(name, None)
     return made

@@ -17,7 +17,16 @@ import onnxruntime as ort
 import pytest
 
 from shared import REPOSITORY
-from specrt.bundle import Bundle, FileRecord, Geometry, Manifest, ModelRecord, Provenance, Quality
+from specrt.bundle import (
+    Bundle,
+    EncoderRecord,
+    FileRecord,
+    Geometry,
+    Manifest,
+    ModelRecord,
+    Provenance,
+    Quality,
+)
 from specrt.engine.kernels import CONTRIB, KERNELS, LAYOUT
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
@@ -36,8 +45,8 @@ from support.kernels import without_kernels
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
 RECORDS = (
-    Manifest, ModelRecord, Geometry, FileRecord, Provenance, Quality, Tuning, Machine, TunedSetting,
-    EngineRecord, Profile,
+    Manifest, ModelRecord, EncoderRecord, Geometry, FileRecord, Provenance, Quality, Tuning,
+    Machine, TunedSetting, EngineRecord, Profile,
 )  # fmt: skip
 _COUNT = (1, 10**9)
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "text"}

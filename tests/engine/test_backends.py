@@ -92,6 +92,7 @@ def test_a_library_older_than_the_one_that_built_is_refused(
     [
         (LAYOUT, True, "", ""),
         (LAYOUT, False, "apt install g.*specrt build RECIPE", ""),
+        ("strips of 4 tiles of 16, norms in products", True, "", ""),
         (CONTRIB, True, "", "build the bundle again with `specrt build RECIPE`"),
         (CONTRIB, False, "", "apt install g.*dnf install.*xcode-select.*specrt build RECIPE"),
         ("tiles of 7", True, "'tiles of 7'.*build it again with `specrt build RECIPE`", ""),

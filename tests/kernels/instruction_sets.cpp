@@ -251,12 +251,14 @@ void check_product(const Kernels& kernels, const Kernels& reference, const Produ
 struct Layer {
   size_t rows, heads, kv_heads, size, positions, angles, window;
   float softcap;
+  size_t reach = 0;
 };
 
 constexpr Layer kLayers[] = {
-    {1, 4, 2, 16, 64, 16, 0, 0},    {2, 8, 2, 64, 96, 64, 0, 0}, {3, 4, 4, 24, 64, 8, 10, 0},
-    {1, 6, 1, 128, 80, 128, 0, 30}, {2, 2, 1, 40, 48, 0, 17, 5}, {1, 3, 3, 7, 32, 6, 1, 0},
-    {1, 40, 1, 32, 32, 32, 0, 0},
+    {1, 4, 2, 16, 64, 16, 0, 0},    {2, 8, 2, 64, 96, 64, 0, 0},    {3, 4, 4, 24, 64, 8, 10, 0},
+    {1, 6, 1, 128, 80, 128, 0, 30}, {2, 2, 1, 40, 48, 0, 17, 5},    {1, 3, 3, 7, 32, 6, 1, 0},
+    {1, 40, 1, 32, 32, 32, 0, 0},   {2, 4, 4, 16, 96, 0, 0, 0, 21}, {1, 4, 2, 8, 64, 0, 11, 4, 64},
+    {3, 2, 1, 33, 48, 0, 0, 0, 1},
 };
 
 struct Memory {
@@ -289,13 +291,18 @@ void check_attention(const Kernels& kernels, const Kernels& reference, const Lay
                       nullptr,
                       nullptr,
                       nullptr,
-                      nullptr};
+                      nullptr,
+                      nullptr,
+                      layer.reach};
   Buffer<float> cosines(layer.positions * (layer.angles / 2)), sines(cosines.size());
   for (size_t i = 0; i < cosines.size(); i++) {
     const float angle = random.between(-3, 3);
     cosines[i] = std::cos(angle), sines[i] = std::sin(angle);
   }
   attention.cosines = cosines.data(), attention.sines = sines.data();
+  const Buffer<float> biases(layer.heads * layer.reach);
+  for (size_t i = 0; i < biases.size(); i++) biases[i] = random.between(-4, 4);
+  if (layer.reach > 0) attention.biases = biases.data();
   const Memory found(attention, layer.rows), expected(attention, layer.rows);
   std::vector<size_t> lengths(layer.rows);
   const size_t wide = layer.heads * layer.size, narrow = layer.kv_heads * layer.size;
@@ -353,6 +360,60 @@ void check_attention(const Kernels& kernels, const Kernels& reference, const Lay
     compare(what, y.data(), true_y.data(), y.size());
     compare(what + ", keys", found.keys.data(), expected.keys.data(), found.keys.size());
     compare(what + ", values", found.values.data(), expected.values.data(), found.values.size());
+  }
+}
+
+// Tokens of several rows that all stand at the last key of their row, of lengths of all kinds, keys
+// behind which are no numbers: cross attention. The reference gets one token at a time.
+void check_cross(const Kernels& kernels, const Kernels& reference, const Layer& layer,
+                 size_t number) {
+  Random random;
+  Attention attention{};
+  attention.heads = layer.heads, attention.kv_heads = layer.kv_heads;
+  attention.head_dim = layer.size, attention.positions = layer.positions;
+  attention.scale = 1, attention.softcap = layer.softcap;
+  const Memory memory(attention, layer.rows);
+  attention.keys = memory.keys.data(), attention.values = memory.values.data();
+  const size_t wide = layer.heads * layer.size, stride = attention.value_stride();
+  for (size_t pass = 0; pass < 60; pass++) {
+    std::vector<std::int64_t> rows, positions;
+    for (size_t row = 0; row < layer.rows; row++) {
+      const size_t length = 1 + random.below(layer.positions), tokens = random.below(14);
+      for (size_t head = 0; head < layer.kv_heads; head++)
+        for (size_t at = 0; at < layer.positions; at++)
+          for (size_t i = 0; i < layer.size; i++) {
+            const size_t place = attention.kv_offset(row, head) + at;
+            const bool is_seen = at < length;
+            attention.keys[(place - at % kTile) * layer.size + i * kTile + at % kTile] =
+                is_seen ? random.between(-1, 1) : std::nanf("");
+            attention.values[place * stride + i] = is_seen ? random.between(-1, 1) : HUGE_VALF;
+          }
+      rows.insert(rows.end(), tokens, static_cast<std::int64_t>(row));
+      positions.insert(positions.end(), tokens, static_cast<std::int64_t>(length - 1));
+    }
+    const size_t count = rows.size();
+    const Buffer<float> queries(count * wide);
+    for (size_t i = 0; i < queries.size(); i++) queries[i] = random.between(-1, 1);
+    Tokens tokens{};
+    tokens.rows = rows.data(), tokens.positions = positions.data();
+    tokens.queries = queries.data(), tokens.query_stride = wide;
+    const Buffer<float> y(count * wide), true_y(count * wide);
+    for (size_t first = 0, end = 0; first < count; first = end) {
+      const size_t most = 1 + random.below(12);
+      for (end = first + 1; end < count && end - first < most && rows[end] == rows[first];) end++;
+      const auto last = static_cast<size_t>(positions[first]);
+      const Buffer<float> scratch(attend_floats(attention, end - first, last));
+      for (size_t head = 0; head < layer.kv_heads; head++) {
+        kernels.attend(attention, tokens, first, end - first, head, scratch.data(), y.data());
+        for (size_t token = first; token < end; token++)
+          reference.attend(attention, tokens, token, 1, head, scratch.data(), true_y.data());
+      }
+    }
+    compare(std::string(kernels.name) + " cross attention " + std::to_string(number) + ", pass " +
+                std::to_string(pass),
+            y.data(), true_y.data(), y.size());
+    for (size_t i = 0; i < y.size(); i++)
+      if (!std::isfinite(y[i])) differ("cross attention past a length", i, y[i], 0);
   }
 }
 
@@ -435,7 +496,10 @@ void check(const Kernels& kernels) {
     check_product(kernels, reference, product, Activation::gelu, true);
   }
   size_t number = 0;
-  for (const Layer& layer : kLayers) check_attention(kernels, reference, layer, number++);
+  for (const Layer& layer : kLayers) {
+    check_attention(kernels, reference, layer, number);
+    check_cross(kernels, reference, layer, number++);
+  }
   std::printf("%s\n", kernels.name);
   std::fflush(stdout);
 }

@@ -30,6 +30,8 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     joined: bool = True
+    reach: int = 0
+    """Distances that have a bias of their own; 0 without biases."""
 
 
 CASES = [
@@ -38,6 +40,9 @@ CASES = [
     Case(3, 4, 4, 24, 64, angles=8, window=10),
     Case(1, 6, 1, 128, 80, angles=128, softcap=30.0, joined=False),
     Case(2, 2, 1, 40, 48, window=17, softcap=5.0),
+    Case(2, 4, 4, 16, 96, joined=False, reach=21),
+    Case(1, 4, 2, 8, 64, angles=8, window=30, softcap=5.0, reach=64),
+    Case(3, 2, 2, 33, 48, reach=1),
 ]
 
 
@@ -61,8 +66,15 @@ class Layer:
             inputs |= {"": (0, []), " ": (0, [])}
         inputs |= {"key": (FLOAT, [None] * 5), "value": (FLOAT, [None] * 4)}
         inputs |= {"slots": (INT64, ["T"]), "positions": (INT64, ["T"])}
+        # What is added for a distance, and how it lies.
+        self.biases = np.random.default_rng(2).uniform(-4, 4, (case.heads, case.reach))
+        self._stored_biases = self.biases[:, ::-1].astype(np.float32)
         if case.angles:
             inputs |= {n: (FLOAT, [None, case.angles // 2]) for n in ("cos", "sin")}
+        elif case.reach:
+            inputs |= {" " * (i + 3): (0, []) for i in range(2)}
+        if case.reach:
+            inputs |= {"biases": (FLOAT, [case.heads, case.reach])}
         self._session = session(
             "Attention", inputs, {"y": FLOAT, "new_key": FLOAT, "new_value": FLOAT},
             threads=threads, num_heads=case.heads, kv_num_heads=case.kv_heads,
@@ -78,6 +90,8 @@ class Layer:
         feeds |= {"key": self.keys, "value": self.values, "slots": slots, "positions": positions}
         if self.case.angles:
             feeds |= dict(zip(("cos", "sin"), self.tables, strict=True))
+        if self.case.reach:
+            feeds["biases"] = self._stored_biases
         y, self.keys, self.values = self._session.run(None, feeds)
         output: Array = y[0]
         return output
@@ -147,6 +161,9 @@ def test_attention_is_that_of_the_formula(case: Case) -> None:
             shared = case.heads // case.kv_heads
             k, v = (np.repeat(a[row, seen], shared, axis=1) for a in (keys, values))
             scores = np.einsum("hd,khd->hk", query * case.size**-0.5, k)
+            if case.reach:
+                distances = at - np.arange(seen.start, seen.stop)
+                scores += layer.biases[:, np.minimum(distances, case.reach - 1)]
             if case.softcap:
                 scores = np.tanh(scores / case.softcap) * case.softcap
             weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -164,6 +181,118 @@ def test_a_token_has_the_same_bits_alone_and_beside_others(case: Case) -> None:
             assert np.array_equal(fed.taken(slice(i, i + 1)).of(alone)[0], y[i])
     assert np.array_equal(together.keys, alone.keys, equal_nan=True)
     assert np.array_equal(together.values, alone.values, equal_nan=True)
+
+
+def test_biases_of_other_heads_are_refused() -> None:
+    case = CASES[5]
+    for shape in ((case.heads - 1, case.reach), (case.heads, 0), (case.heads,)):
+        layer = Layer(case)
+        layer._stored_biases = np.zeros(shape, np.float32)
+        with pytest.raises(Exception, match=r"biases|rank|dimensions"):
+            next(p for p in passes(case) if len(p.slots)).of(layer)
+
+
+@dataclass(frozen=True)
+class Cross:
+    """Cross attention of one layer: sizes, and the lengths of the sources of each row."""
+
+    lengths: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    size: int
+    positions: int
+    softcap: float = 0.0
+
+
+CROSSES = [
+    Cross((5, 48, 16), 4, 4, 16, 48),
+    Cross((33,), 6, 2, 24, 64, softcap=5.0),
+    Cross((1, 17), 2, 2, 7, 32),
+]
+
+
+class CrossLayer:
+    """The operator, and keys and values that are no numbers behind each source."""
+
+    def __init__(self, case: Cross, threads: int = 2) -> None:
+        self.case = case
+        rng = np.random.default_rng(3)
+        shape = (len(case.lengths), case.kv_heads, case.positions, case.size)
+        self.keys, self.values = rng.standard_normal((2, *shape))
+        for row, length in enumerate(case.lengths):
+            self.keys[row, :, length:] = self.values[row, :, length:] = np.nan
+        groups = self.keys.reshape(*shape[:2], -1, 16, case.size).swapaxes(-1, -2)
+        behind = -case.size % 16
+        self.stored = {
+            "key": np.ascontiguousarray(groups, np.float32),
+            "value": np.pad(self.values, [(0, 0)] * 3 + [(0, behind)]).astype(np.float32),
+            "lengths": np.array(case.lengths, np.int64),
+        }
+        inputs: dict[str, tuple[int, list[Any]]] = {
+            "q": (FLOAT, [1, "T", None]), "key": (FLOAT, [None] * 5), "value": (FLOAT, [None] * 4),
+            "slots": (INT64, ["T"]), "lengths": (INT64, [None]),
+        }  # fmt: skip
+        self._session = session(
+            "CrossAttention", inputs, {"y": FLOAT}, threads=threads, num_heads=case.heads,
+            kv_num_heads=case.kv_heads, head_size=case.size, scale=0.5, softcap=case.softcap,
+        )  # fmt: skip
+
+    def run(self, slots: Array, q: Array) -> Array:
+        """Run a pass; return y [T, heads * size]."""
+        output: Array = self._session.run(None, {"q": q[None], "slots": slots, **self.stored})[0][0]
+        return output
+
+
+def cross_passes(case: Cross) -> Iterator[tuple[Array, Array]]:
+    """Yield slots and queries of passes of some rows, each of several tokens."""
+    rng = np.random.default_rng(4)
+    for _ in range(12):
+        counts = rng.integers(0, 14, len(case.lengths))
+        slots = np.repeat(rng.permutation(len(counts)), counts)
+        yield slots, rng.standard_normal((len(slots), case.heads * case.size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", CROSSES)
+def test_every_token_attends_to_all_of_its_source(case: Cross) -> None:
+    layer = CrossLayer(case)
+    for slots, q in cross_passes(case):
+        y = layer.run(slots, q)
+        for i, row in enumerate(slots.tolist()):
+            keys, values = (
+                np.repeat(a[row, :, : case.lengths[row]], case.heads // case.kv_heads, axis=0)
+                for a in (layer.keys, layer.values)
+            )
+            scores = np.einsum("hd,hkd->hk", q[i].reshape(case.heads, -1) * 0.5, keys)
+            if case.softcap:
+                scores = np.tanh(scores / case.softcap) * case.softcap
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            expected = np.einsum("hk,hkd->hd", weights, values).reshape(-1)
+            assert np.abs(expected - y[i]).max() < (3e-5 if case.softcap else 5e-6)
+
+
+@pytest.mark.parametrize("case", CROSSES)
+def test_a_token_crosses_with_the_same_bits_alone_and_beside_others(case: Cross) -> None:
+    together, alone = CrossLayer(case), CrossLayer(case, threads=1)
+    for slots, q in cross_passes(case):
+        y = together.run(slots, q)
+        for i in range(len(y)):
+            assert np.array_equal(alone.run(slots[i : i + 1], q[i : i + 1])[0], y[i])
+
+
+def test_a_token_without_a_source_is_refused() -> None:
+    case = CROSSES[0]
+    layer, q = CrossLayer(case), np.zeros((1, case.heads * case.size), np.float32)
+    for row, lengths, said in (
+        (3, [1, 1, 1], "got row 3; it has 3"),
+        (-1, [1, 1, 1], "got row -1; it has 3"),
+        (1, [1, 0, 1], "length 0 of row 1; expected 1 to 48"),
+        (2, [1, 0, 49], "length 49 of row 2; expected 1 to 48"),
+        (0, [1, 1], "inputs of other sizes"),
+    ):
+        layer.stored["lengths"] = np.array(lengths, np.int64)
+        with pytest.raises(Exception, match=said):
+            layer.run(np.array([row]), q)
 
 
 def test_tokens_outside_the_buffers_are_refused() -> None:
@@ -246,3 +375,7 @@ def attend_all() -> Iterator[Array]:
         layer = Layer(case)
         for fed in passes(case):
             yield fed.of(layer)
+    for cross in CROSSES:
+        crossing = CrossLayer(cross)
+        for slots, q in cross_passes(cross):
+            yield crossing.run(slots, q)

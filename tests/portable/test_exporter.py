@@ -180,7 +180,6 @@ LLAMA, LAYERS = {"model_type": "llama"}, ["full_attention", "linear_attention"]
         ({"model_type": "mamba"}, "mamba cannot be exported: .*recurrent state.*rolled back"),
         ({"model_type": "qwen3", "layer_types": LAYERS}, r"recurrent state \(linear_attention\)"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "experts .num_local_experts is 8"),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({**LLAMA, "rope_parameters": {"rope_type": "su"}}, "rope type 'su' changes"),
         ({"model_type": "acme", "auto_map": {"AutoConfig": "x.Y"}}, "own checkpoint .auto_map."),

@@ -11,7 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specrt.errors import ExportError
-from specrt_export.portable.trace import Hook, build
+from specrt_export.portable.hook import Hook
+from specrt_export.portable.trace import build
 
 pytestmark = pytest.mark.export
 

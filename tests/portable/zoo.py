@@ -21,7 +21,7 @@ from specrt_export.portable.graph import geometry_of, read_graph
 CACHE = REPOSITORY / "build" / "tests-export"
 """Ignored by git. A folder for each state of what decides the checkpoints and their graphs."""
 LIBRARIES = (
-    "huggingface-hub", "numpy", "onnx", "onnx-ir", "onnxscript", "safetensors", "torch",
+    "huggingface-hub", "numpy", "onnx", "onnx-ir", "onnxscript", "optimum", "safetensors", "torch",
     "transformers",
 )  # fmt: skip
 WINDOW = 8
@@ -79,6 +79,52 @@ MODELS: dict[str, Model] = {
     "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0]}, {}),
     "starcoder2": ("Starcoder2Config", SLIDING, {}),
 }  # fmt: skip
+
+
+_BART: dict[str, Any] = {
+    "vocab_size": 160, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 64, "max_position_embeddings": 512, "init_std": 0.2,
+    "scale_embedding": True, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}  # fmt: skip
+_T5: dict[str, Any] = {
+    "vocab_size": 160, "d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 2,
+    "num_decoder_layers": 3, "num_heads": 4, "decoder_start_token_id": 0,
+}  # fmt: skip
+_WHISPER: dict[str, Any] = {
+    **_BART, "num_mel_bins": 6, "max_source_positions": 20, "max_target_positions": 320,
+    "begin_suppress_tokens": None, "suppress_tokens": None, "bos_token_id": 3,
+}  # fmt: skip
+
+# Architecture: class, config class and its arguments.
+ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "t5": ("T5ForConditionalGeneration", "T5Config", _T5),
+    # transformers' cache has as many layers as the encoder; tied, a random one repeats its input.
+    "t5_even": (
+        "T5ForConditionalGeneration", "T5Config",
+        {**_T5, "num_decoder_layers": 2, "tie_word_embeddings": False},
+    ),
+    "t5_untied": (
+        "T5ForConditionalGeneration", "T5Config",
+        {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "umt5": ("UMT5ForConditionalGeneration", "UMT5Config", _T5),
+    "bart": ("BartForConditionalGeneration", "BartConfig", _BART),
+    "bart_biased": ("BartForConditionalGeneration", "BartConfig", _BART),
+    "mbart": ("MBartForConditionalGeneration", "MBartConfig", _BART),
+    "marian": ("MarianMTModel", "MarianConfig", {**_BART, "decoder_vocab_size": 160}),
+    "marian_apart": (
+        "MarianMTModel", "MarianConfig",
+        {
+            **_BART, "vocab_size": 130, "decoder_vocab_size": 160,
+            "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False,
+        },
+    ),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER),
+    "whisper_draft": ("WhisperForCausalLM", "WhisperConfig", _WHISPER),
+}  # fmt: skip
+"""Layers and heads of encoder and decoder differ, so that one is not taken for the other."""
 
 
 NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
@@ -165,7 +211,7 @@ def _state() -> str:
     """Hash what a checkpoint and its graph depend on."""
     home = REPOSITORY / "export" / "specrt_export"
     sources = [Path(__file__), home / "checkpoint.py", *sorted((home / "portable").glob("*.py"))]
-    sources.append(REPOSITORY / "runtime" / "specrt" / "bundle.py")
+    sources += [home / "task.py", REPOSITORY / "runtime" / "specrt" / "bundle.py"]
     state = [sys.version, *map(version, LIBRARIES), *(path.read_text("utf-8") for path in sources)]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
@@ -177,6 +223,9 @@ def save_checkpoint(name: str, folder: Path) -> None:
 
     transformers.utils.logging.disable_progress_bar()
     base, _, sizes_of = name.partition("-")
+    if base in ENCODER_DECODERS:
+        save_encoder_decoder(base, folder)
+        return
     kind, changes, saving = {**MODELS, **NEIGHBOURS}[base]
     own = {**changes, **({"wide": WIDE, "odd": ODD}[sizes_of][base] if sizes_of else {})}
     sizes = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
@@ -191,3 +240,22 @@ def save_checkpoint(name: str, folder: Path) -> None:
         if parameter.ndim == 1:
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.to(dtype).save_pretrained(folder, **arguments)
+
+
+def save_encoder_decoder(name: str, folder: Path) -> None:
+    """Write a random checkpoint of an encoder-decoder, the same every time."""
+    import torch
+    import transformers
+
+    kind, config, sizes = ENCODER_DECODERS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**sizes))
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    # As T5 1.1 has it: a config that ties says so of a checkpoint that does not.
+    if name in ("t5_untied", "t5_even"):
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    if name in ("bart_biased", "marian", "marian_apart"):
+        model.final_logits_bias += torch.randn_like(model.final_logits_bias)
+    model.save_pretrained(folder)

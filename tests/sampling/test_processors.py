@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ from hypothesis import strategies as st
 
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.params import SamplingParams
+from specrt.params import SamplingParams, TimestampRules
 from specrt.sampling.processors import (
     PROCESSORS,
     AllowedTokens,
     BadWords,
     Custom,
+    ForcedTokens,
     LogitBias,
     LogitsProcessors,
     MinTokens,
@@ -29,6 +31,9 @@ from specrt.sampling.processors import (
     OutputPenalties,
     Processor,
     RepetitionPenalty,
+    SuppressTokens,
+    Timestamps,
+    build_processors,
 )
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text.tokenizer import Tokenizer
@@ -53,11 +58,16 @@ def every(bad: Sequence[Sequence[int]] = ((3,), (1, 2), (4, 4, 4))) -> dict[str,
         "min_tokens": MinTokens(9, [2, 5]), "logit_bias": LogitBias({3: 2.5, 0: -1e4}),
         "logits_processors": Custom(shifted), "repetition_penalty": RepetitionPenalty(1.7),
         "presence_penalty": OutputPenalties(0.3, -0.7), "no_repeat_ngram_size": NoRepeatNgram(3),
+        "bad_words_ids": BadWords(bad), "suppress_tokens": SuppressTokens([3, 8]),
+        "begin_suppress_tokens": SuppressTokens([2, 3], 1),
+        "forced_bos_token_id": ForcedTokens([4], 0, SIZE),
+        "forced_eos_token_id": ForcedTokens([2, 5], 6, SIZE),
         "single tokens": NoRepeatNgram(1), "reward": RepetitionPenalty(0.6),
+        "timestamp_rules": Timestamps(TimestampRules(8, 5, 1)),
     }  # fmt: skip
 
 
-DENSE = ("allowed_token_ids", "logits_processors")
+DENSE = ("allowed_token_ids", "logits_processors", "timestamp_rules")
 """Those that may change any score."""
 
 
@@ -114,6 +124,73 @@ def test_processors_are_those_of_transformers_and_penalties_those_of_vllm(
     for processor, expected in both:
         found = edited(processor, text, path, prompt)
         np.testing.assert_allclose(found, expected([*text, *path]), rtol=1e-5, atol=1e-6)
+
+
+@given(texts, paths, st.integers(1, 24), st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_what_generation_configs_force_and_suppress_is_as_in_transformers(
+    text: list[int], path: list[int], most: int, forced: bool
+) -> None:
+    """A text begins with one token, as those of encoder-decoders do."""
+    begin = 2 if forced else 1
+    cases: dict[str, tuple[Any, Any]] = {
+        "suppress_tokens": ([3, 8], of_transformers("SuppressTokens", [3, 8], "cpu")),
+        "begin_suppress_tokens": (
+            [2, 8],
+            of_transformers("SuppressTokensAtBegin", [2, 8], begin, "cpu"),
+        ),
+        "forced_bos_token_id": (4, of_transformers("ForcedBOSToken", 4)),
+        "forced_eos_token_id": ([2, 5], of_transformers("ForcedEOSToken", 1 + most, [2, 5])),
+        "bad_words_ids": (
+            [[5], [1, 2], [7]],
+            of_transformers("NoBadWords", [[5], [1, 2], [7]], [5]),
+        ),
+    }
+    for name, (value, expected) in cases.items():
+        extra = {"forced_bos_token_id": 4} if forced and name.startswith("begin") else {}
+        params = SamplingParams(**{name: value, **extra})
+        built = build_processors(params, None, [5], SIZE, emitted=most)
+        assert built is not None
+        for end in range(1, len(text) + 1):
+            built.learn(text[:end])
+        found, wanted = read(built, scores(), path), expected([*text, *path])
+        if extra and len([*text, *path]) == 1:
+            wanted = of_transformers("ForcedBOSToken", 4)(text)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_forced_token_comes_whatever_else_is_ruled_out() -> None:
+    params = SamplingParams(
+        forced_bos_token_id=4, suppress_tokens=[4], min_tokens=3, forced_eos_token_id=5,
+        allowed_token_ids=[1],
+    )  # fmt: skip
+    built = build_processors(params, None, [5], SIZE, emitted=3)
+    assert built is not None
+    for text, only in (([0], 4), ([0, 4], 1), ([0, 4, 1], 5)):
+        built.learn(text)
+        left = np.flatnonzero(np.isfinite(read(built, scores(), [])))
+        assert left.tolist() == [only]
+    empty = SamplingParams(
+        forced_bos_token_id=(), forced_eos_token_id=(), suppress_tokens=(), bad_words_ids=(),
+        begin_suppress_tokens=(), repetition_penalty=1, no_repeat_ngram_size=0, min_tokens=0,
+    )  # fmt: skip
+    assert build_processors(empty, None, [5], SIZE, emitted=3) is None
+
+
+@given(texts, paths, st.integers(1, 6), st.integers(3, 10), st.sampled_from([None, 0, 1, 5]))
+@settings(deadline=None, max_examples=300)
+def test_timestamps_are_those_of_transformers(
+    text: list[int], path: list[int], prompt: int, begin: int, most: int | None
+) -> None:
+    prompt, end = min(prompt, len(text)), max(0, begin - 3)
+    pytest.importorskip("transformers", reason="needs the export extra")
+    settings = SimpleNamespace(
+        no_timestamps_token_id=begin - 1, eos_token_id=end, bos_token_id=end,
+        max_initial_timestamp_index=most,
+    )  # fmt: skip
+    wanted = of_transformers("WhisperTimeStamp", settings, prompt)([*text, *path])
+    found = edited(Timestamps(TimestampRules(begin, end, most)), text, path, prompt)
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_bias_and_allowed_tokens_and_functions() -> None:
@@ -185,6 +262,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "bad words": {"bad_words": ["a", "to"]},
     "min tokens": {"min_tokens": 17, "stop_token_ids": list(range(0, 200, 2))},
     "function": {"logits_processors": [shifted]},
+    "forced": {"forced_bos_token_id": 65, "forced_eos_token_id": [66, 67]},
+    "suppressed": {
+        "suppress_tokens": list(range(0, 250, 3)), "begin_suppress_tokens": list(range(120)),
+        "bad_words_ids": [[7], [100, 101], [98]], "forced_bos_token_id": 99,
+    },
+    "timestamps": {"timestamp_rules": TimestampRules(90, 60, 20)},
     "all": {
         "repetition_penalty": 1.2, "frequency_penalty": 0.4, "no_repeat_ngram_size": 3,
         "logit_bias": {7: 2.0}, "min_tokens": 5, "stop_token_ids": [65, 66],
@@ -308,6 +391,10 @@ def test_a_function_cannot_use_the_generator_that_runs_it(pair: Pair) -> None:
         {"min_tokens": 9, "max_tokens": 8}, {"allowed_token_ids": []}, {"bad_words": [""]},
         {"bad_words": [3]}, {"logits_processors": [3]}, {"logit_bias": [1]},
         {"logit_bias": {"x": 1.0}}, {"logit_bias": {3: 1e39}}, {"repetition_penalty": 1e-50},
+        {"bad_words_ids": 3}, {"bad_words_ids": [3]}, {"bad_words_ids": [[]]},
+        {"bad_words_ids": [["a"]]}, {"suppress_tokens": 3}, {"suppress_tokens": ["a"]},
+        {"forced_bos_token_id": 1.5}, {"forced_eos_token_id": "end"},
+        {"num_beams": 4}, {"best_of": 2}, {"use_beam_search": True},
     ],
     ids=str,
 )  # fmt: skip

@@ -124,7 +124,7 @@ def test_many_clients_that_go_away_leave_nothing(toy: Live) -> None:
 def test_others_are_answered_while_a_long_text_is_tokenized(
     toy: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toy.service, "context", 2_000_000)
+    monkeypatch.setattr(toy.service, "prompt_limit", 2_000_000)
     text = "a b c " * 300_000
     with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=toy.url) as other:
         asked = pool.submit(other.post, "/tokenize", json={"prompt": text}, timeout=60)

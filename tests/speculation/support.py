@@ -69,6 +69,7 @@ def drafter_named(
     params: SamplingParams = GREEDY,
     seed: int = 0,
     memory: KeyMemory | None = None,
+    source: Sequence[int] = (),
 ) -> Drafter:
     """Return a drafter of the table; `gamma` is a number, a policy, or a policy by source."""
     policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
@@ -77,6 +78,7 @@ def drafter_named(
     context: Any = SimpleNamespace(
         policy=policies,
         memory=memory,
+        source=source,
         model=lambda: ModelDrafter(KVCache(draft), params, noise, policies("model")),
     )
     return DRAFTERS[name].make(context)

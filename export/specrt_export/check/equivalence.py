@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Engine, Feed, Output, PackedEngine
+from specrt.engine.protocol import ConditionedEngine, Engine, Feed, Output, PackedEngine
 from specrt.errors import BuildError, ExportError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.compile.compiler import KV_BYTES
 from specrt_export.compile.tensorrt_compiler import LoweredEngine
-from specrt_export.portable.graph import PASS_BYTES, GraphRun, Logits, Tokens
+from specrt_export.portable.graph import (
+    PASS_BYTES,
+    GraphRun,
+    Logits,
+    SourceGeometry,
+    Tokens,
+    padded,
+)
 from specrt_export.scored_entries import model_entries
+from specrt_export.task import SPEECH
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
 """Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
@@ -29,6 +37,9 @@ tenth of the spread and more."""
 
 FAR_BYTES = 1 << 30
 """Most memory that the portable graph's KV buffers take for passes at the end of the context."""
+
+_FAR_AND_NEAR = (300, 5, 33, 16)
+"""Positions of sources: beyond near distances, few, and about whole groups of cross keys."""
 
 _RAGGED = 4
 """Lengths that rows of a batch have."""
@@ -47,7 +58,8 @@ def check_engine(
     A prefill that reaches past every sliding window of up to 512 positions, then each width twice,
     the second time over stale keys. A lowered graph goes on at the end of the context, over copies
     of the keys written so far. Rows of a batch are at lengths of their own; an engine that packs
-    them also runs passes of some rows, each as wide as it is.
+    them also runs passes of some rows, each as wide as it is. Rows of an encoder-decoder are texts
+    of sources of different lengths, and read others before the passes of some of them.
     Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
     are not those of the logits beside them.
     """
@@ -59,8 +71,10 @@ def check_engine(
     reference.reset(engine.batch, reach)
     shape = engine.batch, reach
     tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, shape)
+    comparison.condition(_FAR_AND_NEAR)
     errors = [comparison.run(tokens, at) for at in near]
     if isinstance(engine, PackedEngine):
+        comparison.condition(_FAR_AND_NEAR[::-1])
         errors += comparison.run_ragged(engine, reach, max(widths))
     if isinstance(engine, LoweredEngine):
         filled = near[0][1]
@@ -108,6 +122,21 @@ class _Comparison:
     engine: Engine
     compute: str
     name: str
+
+    def condition(self, lengths: Sequence[int]) -> None:
+        """Read a random source for each row, of one length after another; of a decoder none."""
+        source = self.reference.source
+        if source is None:
+            return
+        assert isinstance(self.engine, ConditionedEngine), "an encoder-decoder reads sources"
+        limits = replace(
+            source.geometry, max_source=min(source.geometry.max_source, self.engine.max_source)
+        )
+        rows = [lengths[row % len(lengths)] for row in range(self.engine.batch)]
+        sources = random_sources(limits, rows, encodes=source.encodes)
+        self.reference.condition(sources)
+        for row, one in enumerate(sources):
+            self.engine.condition(row, one)
 
     def run(self, tokens: Tokens, at: tuple[int, int]) -> float:
         """Run one pass (start, width), each row from a start of its own; return the error."""
@@ -194,16 +223,19 @@ class Reference:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
 
         from specrt_export.portable.trace import quiet
+        from specrt_export.task import task_of
 
         entries = model_entries(checkpoint)
+        task = task_of(checkpoint.config)
+        assert task is not None, "a checkpoint that has a graph is for something"
+        self.task = task
         if checkpoint.coded or entries is not None:
             self.model = _filled(checkpoint, None if entries is None else len(entries))
             return
         with quiet(), no_progress_bar():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = task.loader(str(checkpoint.config["model_type"])).from_pretrained(
                 checkpoint.folder,
                 dtype=torch.float32,
                 attn_implementation="eager",
@@ -215,9 +247,30 @@ class Reference:
         """Return the logits [B, S, V] of whole sequences [B, S]."""
         import torch
 
+        return self._logits(input_ids=torch.from_numpy(tokens))
+
+    def of(self, sources: Sequence[NDArray[Any]]) -> Callable[[Tokens], Logits]:
+        """Return the same for sequences that are texts of sources; see `SourceRun`."""
+        import torch
+
+        if not self.task.encodes:
+            hidden = torch.from_numpy(np.stack(sources))
+            return lambda tokens: self._logits(
+                input_ids=torch.from_numpy(tokens), encoder_outputs=(hidden,)
+            )
+        if self.task.name == SPEECH:
+            given = {"input_features": torch.from_numpy(np.stack(sources))}
+        else:
+            lengths = torch.tensor([len(one) for one in sources]).unsqueeze(1)
+            ids = torch.from_numpy(padded(sources))
+            given = {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths}
+        return lambda tokens: self._logits(decoder_input_ids=torch.from_numpy(tokens), **given)
+
+    def _logits(self, **given: Any) -> Logits:
+        import torch
+
         with torch.no_grad():
-            output = self.model(input_ids=torch.from_numpy(tokens), use_cache=False)
-        logits: Logits = output.logits.numpy()
+            logits: Logits = self.model(**given, use_cache=False).logits.numpy()
         return logits
 
 
@@ -272,6 +325,9 @@ about 1e-5 after a hundred layers. A wrong mask, offset or rope moves logits by 
 PREFIX, VERIFIED, STALE = 16, 3, 5
 """Tokens prefilled, tokens verified at once after them, and tokens rolled back."""
 
+SHORT, FAR = (5, 11), 300
+"""Positions of two sources, and of a text and a source that reach beyond near distances."""
+
 CHUNK, PAST_WINDOW, REACH = 128, 8, 640
 """Widest pass, tokens fed beyond a window, and the most tokens a check feeds."""
 
@@ -315,14 +371,20 @@ def check_parity(
     The graph's weights are in `folder`, or the checkpoint's own.
 
     Cases: prefill; a verify at an offset; two rows of different lengths, one rolled back over
-    stale keys; beyond each sliding window of at most `reach` tokens.
+    stale keys; beyond each sliding window of at most `reach` tokens. Rows of an encoder-decoder
+    are texts of sources of different lengths; one more case is far into long ones.
     Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
     """
     run = GraphRun(graph, folder or checkpoint.folder)
     reference = Reference(checkpoint) if reference is None else reference
+    compare = _Cases(tolerance, run.entries)
+    if run.source is not None:
+        _compare_conditioned(run, run.source.geometry, reference, compare)
+        report = ParityReport(tuple(compare.cases), tolerance, ())
+        _check_report(report, graph)
+        return report
     windows = sorted(set(run.geometry.windows) - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
-    compare = _Cases(tolerance, run.entries)
     _compare_short(run, reference, compare)
     for window in reachable:
         _compare_beyond(run, reference, compare, window)
@@ -332,7 +394,40 @@ def check_parity(
     return report
 
 
-def _compare_short(run: GraphRun, reference: Reference, compare: _Cases) -> None:
+def _compare_conditioned(
+    run: GraphRun, source: SourceGeometry, reference: Reference, compare: _Cases
+) -> None:
+    """Compare texts of two sources of different lengths, then of others, beyond near distances."""
+    encodes = reference.task.encodes
+    sources = random_sources(source, SHORT, encodes=encodes)
+    run.condition(sources)
+    _compare_short(run, reference.of(sources), compare)
+    sources = random_sources(source, (FAR, FAR // 3), encodes=encodes)
+    run.condition(sources)
+    length = min(FAR, run.geometry.max_positions)
+    tokens = _random_tokens(run.geometry.vocab_size, length, 4)
+    run.reset(batch=2, length=length)
+    rows = range(max(0, length - CHUNK - PAST_WINDOW), length - CHUNK)
+    run(tokens[:, : length - len(rows)], [0, 0], range(1))
+    output = run(tokens[:, -len(rows) :], [length - len(rows)] * 2, range(len(rows)))
+    compare("far", output, reference.of(sources)(tokens)[:, -len(rows) :])
+
+
+def random_sources(
+    source: SourceGeometry, lengths: Sequence[int], *, encodes: bool
+) -> list[NDArray[Any]]:
+    """Return sources of up to so many positions; hidden states where nothing encodes them."""
+    rng, most = np.random.default_rng(3), source.max_source
+    if source.vocab_size and encodes:
+        return [rng.integers(0, source.vocab_size, min(length, most)) for length in lengths]
+    shapes = [(source.features, source.frames)] * len(lengths)
+    if not encodes:
+        ends = [min(length, most) if source.vocab_size else most for length in lengths]
+        shapes = [(end, source.width) for end in ends]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def _compare_short(run: GraphRun, reference: Callable[[Tokens], Logits], compare: _Cases) -> None:
     """Prefill, verify at an offset, then roll row 0 back and go on with rows of two lengths."""
     tokens = _random_tokens(run.geometry.vocab_size, PREFIX + VERIFIED + STALE)
     drafted = tokens.copy()

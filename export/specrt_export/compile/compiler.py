@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from specrt.bundle import Geometry
+from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.protocol import Engine
+from specrt_export.portable.graph import PARTS, part_path
 
 KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one number of the KV buffers, by what an engine computes in."""
@@ -20,10 +21,16 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A portable graph, and the folder of its weights."""
+    """A portable graph, and the folder of its weights; of an encoder-decoder, the decoder's."""
 
     graph: Path
     weights: Path
+
+    @property
+    def parts(self) -> dict[str, Path]:
+        """The graphs beside a decoder's that make what it attends to of a source, by part."""
+        places = {part: part_path(self.graph, part) for part in PARTS}
+        return {part: path for part, path in places.items() if path.is_file()}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class LoweredModel:
     """What its weights take once an engine is opened."""
     features: int = 0
     """Width of the features that it leaves for a head, or reads as one."""
+    encoder: EncoderRecord | None = None
+    """Of an encoder-decoder: what conditions it on a source, by names in `folder`."""
     warning: str = ""
     """What may keep this machine from checking or compiling it, and the remedy."""
 

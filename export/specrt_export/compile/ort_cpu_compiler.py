@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from specrt.bundle import Geometry
+from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.backends import open_engine
+from specrt.engine.encoder_decoder import NEEDS_KERNELS
 from specrt.engine.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort import silent_options
 from specrt.engine.protocol import Engine
@@ -24,17 +25,27 @@ from specrt.errors import BuildError, first_line
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.heads.eagle3_format import HIDDEN, KIND
 from specrt_export.lower.cpu_lowering import lower_cpu
+from specrt_export.lower.encoder_lowering import lower_encoder
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
-    WEIGHTS,
     LazyTensor,
     stored_weights,
     weight_bytes,
     write_engine,
 )
 from specrt_export.lower.ort_lowering import OrtTarget, lower
+from specrt_export.lower.view import Lowered
 from specrt_export.portable.external_data import disk_full
-from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
+from specrt_export.portable.graph import (
+    MODEL_TYPE,
+    PARTS,
+    SourceGeometry,
+    check_length,
+    facts_of,
+    geometry_of,
+    read_graph,
+    source_of,
+)
 from specrt_export.recipe import Recipe
 from specrt_export.recipe_tables import EngineOptions
 
@@ -64,6 +75,7 @@ class OrtCpuCompiler:
             self.recipe.engine.max_length,
             role=role,
             batch=self.recipe.engine.batch,
+            max_source=self.recipe.engine.max_source,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
         )
 
@@ -75,17 +87,28 @@ class OrtCpuCompiler:
         file, options = lowered.folder / ENGINE, self.recipe.engine
         shape = options.batch, options.max_length, lowered.features
         beside = MadeUpTarget(shape) if lowered.model_type == KIND else None
-        with (
-            exact_copy(file) if exact else nullcontext(file) as path,
-            open_ort_cpu(path, lowered.geometry, options, max_width, beside) as engine,
-        ):
-            yield engine
+        encoder = lowered.encoder
+        with ExitStack() as copies:
+            if exact:
+                file = copies.enter_context(exact_copy(file))
+                encoder = encoder and _exact_parts(encoder, lowered.folder, copies)
+            opened = open_ort_cpu(file, lowered.geometry, options, max_width, beside, encoder)
+            yield copies.enter_context(opened)
 
     def compile(
         self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
     ) -> CompiledModel:
         """Put the engine in its place."""
         return move_engine(lowered, out)
+
+
+def _exact_parts(encoder: EncoderRecord, folder: Path, copies: ExitStack) -> EncoderRecord:
+    """Return an encoder whose products are in fp32, while the copies last."""
+    cross, own = (
+        copies.enter_context(exact_copy(folder / name)).name if name else ""
+        for name in (encoder.cross, encoder.encoder)
+    )
+    return replace(encoder, cross=cross, encoder=own)
 
 
 class MadeUpTarget:
@@ -98,9 +121,12 @@ class MadeUpTarget:
 @contextmanager
 def open_ort_cpu(
     path: Path, geometry: Geometry, options: EngineOptions, max_width: int,
-    beside: Any = None,
+    beside: Any = None, encoder: EncoderRecord | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
-    """Open an engine with all cores, and close it; a head reads what `beside` has."""
+    """Open an engine with all cores, and close it; a head reads what `beside` has.
+
+    A decoder is conditioned by the `encoder` in its folder.
+    """
     engine = open_engine(
         BACKEND,
         path,
@@ -110,6 +136,7 @@ def open_ort_cpu(
         max_width=max_width,
         threads=len(os.sched_getaffinity(0)),
         beside=beside,
+        encoder=encoder,
     )
     try:
         yield engine
@@ -118,10 +145,12 @@ def open_ort_cpu(
 
 
 def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
-    """Move an engine that lowering wrote into a folder."""
+    """Move an engine that lowering wrote, and what conditions it, into a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in (ENGINE, WEIGHTS):
-        shutil.move(lowered.folder / name, out / name)
+    for part in ("engine", *PARTS):
+        for name in (f"{part}.onnx", f"{part}.data"):
+            if (lowered.folder / name).is_file():
+                shutil.move(lowered.folder / name, out / name)
     return CompiledModel(ENGINE, lowered.weight_bytes)
 
 
@@ -133,12 +162,15 @@ def compile_ort_cpu(
     *,
     role: str = "target",
     batch: int = 1,
+    max_source: int = 0,
     accuracy_level: int = 4,
     confidence: bool = False,
 ) -> LoweredModel:
     """Write `engine.onnx` and `engine.data` for a portable graph into a folder.
 
     It is in the operators of the CPU kernels, and in those of ONNX Runtime where they are missing.
+    Of an encoder-decoder `encoder` and `cross` are written, too, in the former alone; `max_source`
+    are the positions of its longest source, see `source_positions`.
     Weights are read, changed and written a slice at a time, never all at once.
     Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
     """
@@ -146,18 +178,70 @@ def compile_ort_cpu(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     contrib = bool(missing_kernels())
+    source = source_of(portable)
+    positions = source_positions(source, max_source) if source is not None else 0
     even = contrib and role == "target"  # of a target alone rows are compared between passes
-    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, even)
+    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, positions, even)
+    if source is not None and contrib:
+        raise BuildError(
+            f"{checkpoint} is an encoder-decoder: {NEEDS_KERNELS}: {missing_kernels()}"
+        )
     lowered = (lower if contrib else lower_cpu)(
         portable, stored_weights(portable, checkpoint), target
     )
     out.mkdir(parents=True, exist_ok=True)
-    model = optimise(lowered.model, lowered.weights, out)
-    size = weight_bytes(model, lowered.weights)
-    write_engine(model, lowered.weights, out)
+    size, fused = _write(lowered, out, "engine"), lowered.fused
+    encoder = None
+    if source is not None:
+        parts = GraphSource(graph, checkpoint).parts
+        for part, path in parts.items():
+            own = read_graph(path)
+            made = lower_encoder(own, stored_weights(own, checkpoint), target)
+            size += _write(made, out, part)
+            fused |= {f"{part} {rewrite}": ratio for rewrite, ratio in made.fused.items()}
+        encoder = _record(source, positions, parts)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
     features = feature_width(portable)
-    return LoweredModel(role, out, geometry, "fp32", kind, lowered.fused, size, features)
+    return LoweredModel(role, out, geometry, "fp32", kind, fused, size, features, encoder)
+
+
+def _write(lowered: Lowered, out: Path, part: str) -> int:
+    """Optimise a lowered graph and write it; return the bytes of its weights."""
+    model = optimise(lowered.model, lowered.weights, out)
+    write_engine(model, lowered.weights, out, part)
+    return weight_bytes(model, lowered.weights)
+
+
+def _record(source: SourceGeometry, positions: int, parts: Mapping[str, Path]) -> EncoderRecord:
+    """Describe what conditions a decoder, by names in its folder."""
+    return EncoderRecord(
+        cross="cross.onnx", max_source=positions, width=source.width, heads=source.heads,
+        head_dim=source.head_dim, encoder="encoder.onnx" if "encoder" in parts else "",
+        features=source.features, frames=source.frames,
+    )  # fmt: skip
+
+
+USUAL_SOURCE = 512
+"""Positions of the longest source of text where a recipe names none: what T5 was trained on."""
+
+
+def source_positions(source: SourceGeometry, asked: int) -> int:
+    """Return the positions of the longest source, given what a recipe asks for, 0 for nothing.
+
+    Raises: BuildError for more than the model has, or another number than features always have.
+    """
+    if asked and source.features and asked != source.max_source:
+        raise BuildError(
+            f"engine.max_source is {asked}, and a source of this model's features always has "
+            f"{source.max_source} positions; remove it"
+        )
+    if asked > source.max_source:
+        raise BuildError(
+            f"engine.max_source is {asked}, more than the {source.max_source} positions that the "
+            "encoder was trained for; lower it in the recipe"
+        )
+    most = source.max_source if source.features else min(USUAL_SOURCE, source.max_source)
+    return asked or most
 
 
 def feature_width(portable: onnx.ModelProto) -> int:
@@ -235,7 +319,7 @@ def exact_copy(engine: Path) -> Iterator[Path]:
         return
     for level in levels:
         level.i = _EXACT[level.name]
-    copy = engine.with_name("exact.onnx")
+    copy = engine.with_name(f"exact.{engine.name}")
     copy.write_bytes(model.SerializeToString())
     try:
         yield copy

@@ -13,10 +13,11 @@ from onnx import helper
 
 from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
+from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.lazy_tensor import in_memory
 from specrt_export.lower.projections import MICROSOFT, find_projection, join_projections
 from specrt_export.lower.shapes import Shapes
-from specrt_export.lower.view import GraphView, stamp_oldest_opset
+from specrt_export.lower.view import GraphView
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,12 @@ class FusedKernel(Protocol):
     def lengths(self) -> list[str]:
         """Return its inputs behind the KV buffers: where the tokens stand."""
 
+    def biases(self, layer: Layer) -> str:
+        """Return its last input, what a layer adds for distances; empty where nothing.
+
+        Raises: BuildError for what it cannot add.
+        """
+
 
 class GroupQueryAttention:
     """ONNX Runtime's kernel.
@@ -210,6 +217,10 @@ class GroupQueryAttention:
     def lengths(self) -> list[str]:
         """See `FusedKernel`."""
         return self._lengths
+
+    def biases(self, layer: Layer) -> str:
+        """See `FusedKernel`: no decoder that it runs has any."""
+        return ""
 
 
 def fuse_attention(
@@ -266,23 +277,8 @@ class _Fusion:
         rotary = match_rotary(self.view, name) if turns else None
         tables = self.rotations.tables(rotary) if rotary else None
         if rotary is None or tables is None:
-            return Heads(self._packed(name), heads, None)
-        return Heads(self._packed(rotary.x), heads, tables)
-
-    def _packed(self, name: str) -> str:
-        """Return a value [B, S, H · D] for one [B, H, S, D], undoing a reshape if there is one."""
-        view = self.view
-        shape = view.add_constant("shape", np.array([0, 0, -1], np.int64))
-        transpose = view.maker(name, "Transpose")
-        if transpose is None or list(transpose.attribute[0].ints) != [0, 2, 1, 3]:
-            turned = view.add("Transpose", [name], perm=[0, 2, 1, 3])
-            return view.add("Reshape", [turned, shape])
-        reshape = view.maker(transpose.input[0], "Reshape")
-        before = reshape and self.shapes.dims(reshape.input[0])
-        after = self.shapes.dims(transpose.input[0])
-        if reshape and before and after and len(before) == 3 and before[:2] == after[:2]:
-            return str(reshape.input[0])
-        return view.add("Reshape", [transpose.input[0], shape])
+            return Heads(pack_heads(self.view, self.shapes, name), heads, None)
+        return Heads(pack_heads(self.view, self.shapes, rotary.x), heads, tables)
 
     def _rotated(self, heads: Heads) -> Heads:
         """Rotate outside attention, in one node."""
@@ -305,9 +301,11 @@ class _Fusion:
         updated = [layer.key_update.output[0], layer.value_update.output[0]]
         joined = view.fresh("attention")
         attributes: dict[str, Any] = view.attributes(layer.node)
+        biases = self.kernel.biases(layer)
+        beside = [*(tables or ("", "")), biases] if biases else tables
         view.add(
             type(self.kernel).__name__,
-            [*inputs, *caches, *self.kernel.lengths(), *tables],
+            [*inputs, *caches, *self.kernel.lengths(), *beside],
             outputs=[joined, *updated],
             domain=self.kernel.domain,
             num_heads=geometry.heads,
@@ -316,24 +314,39 @@ class _Fusion:
             softcap=attributes.get("softcap", 0.0),
             **self.kernel.attributes(layer, bool(tables)),
         )
-        self._hand_over(layer.node.output[0], joined)
+        hand_over(view, self.shapes, geometry.heads, layer.node.output[0], joined)
 
-    def _hand_over(self, old: str, joined: str) -> None:
-        """Give the readers of an attention output [B, H, S, D] the joined heads [B, S, H · D]."""
-        view = self.view
-        transpose = view.only_reader(old, "Transpose")
-        reshape = transpose and view.only_reader(transpose.output[0], "Reshape")
-        if transpose is not None and reshape:
-            # Joined heads are what the reshape makes, unless it also folds batch and width.
-            dims = self.shapes.dims(reshape.output[0])
-            if dims is not None and len(dims) == 3:
-                view.replace(reshape.output[0], joined)
-            else:
-                view.add("Reshape", [joined, reshape.input[1]], outputs=[reshape.output[0]])
-            return
-        heads = view.add_constant("heads", np.array([0, 0, self.geometry.heads, -1], np.int64))
-        split = view.add("Reshape", [joined, heads])
-        view.add("Transpose", [split], outputs=[old], perm=[0, 2, 1, 3])
+
+def pack_heads(view: GraphView, shapes: Shapes, name: str) -> str:
+    """Return a value [B, S, H · D] for one [B, H, S, D], undoing a reshape if there is one."""
+    shape = view.add_constant("shape", np.array([0, 0, -1], np.int64))
+    transpose = view.maker(name, "Transpose")
+    if transpose is None or list(transpose.attribute[0].ints) != [0, 2, 1, 3]:
+        turned = view.add("Transpose", [name], perm=[0, 2, 1, 3])
+        return view.add("Reshape", [turned, shape])
+    reshape = view.maker(transpose.input[0], "Reshape")
+    before = reshape and shapes.dims(reshape.input[0])
+    after = shapes.dims(transpose.input[0])
+    if reshape and before and after and len(before) == 3 and before[:2] == after[:2]:
+        return str(reshape.input[0])
+    return view.add("Reshape", [transpose.input[0], shape])
+
+
+def hand_over(view: GraphView, shapes: Shapes, heads: int, old: str, joined: str) -> None:
+    """Give the readers of an attention output [B, H, S, D] the joined heads [B, S, H · D]."""
+    transpose = view.only_reader(old, "Transpose")
+    reshape = transpose and view.only_reader(transpose.output[0], "Reshape")
+    if transpose is not None and reshape:
+        # Joined heads are what the reshape makes, unless it also folds batch and width.
+        dims = shapes.dims(reshape.output[0])
+        if dims is not None and len(dims) == 3:
+            view.replace(reshape.output[0], joined)
+        else:
+            view.add("Reshape", [joined, reshape.input[1]], outputs=[reshape.output[0]])
+        return
+    shape = view.add_constant("heads", np.array([0, 0, heads, -1], np.int64))
+    split = view.add("Reshape", [joined, shape])
+    view.add("Transpose", [split], outputs=[old], perm=[0, 2, 1, 3])
 
 
 def rotate(view: GraphView, heads: Heads, head_dim: int) -> str:
@@ -460,7 +473,7 @@ class Rotations:
         return self._tables[key]
 
     def _make(self, rotary: Rotary) -> tuple[str, str, int] | None:
-        whole = tabulate(self.view.model, rotary, self.max_length)
+        whole = tabulate(self.view, rotary, self.max_length)
         cos, sin = (_half(table) for table in whole)
         if cos is None or sin is None:
             return None
@@ -476,37 +489,11 @@ def _half(table: NDArray[np.float32]) -> NDArray[np.float32] | None:
     return first if np.array_equal(first, second) else None
 
 
-def tabulate(model: onnx.ModelProto, rotary: Rotary, length: int) -> list[NDArray[np.float32]]:
+def tabulate(view: GraphView, rotary: Rotary, length: int) -> list[NDArray[np.float32]]:
     """Evaluate the cosines and sines of every position below `length`.
 
     Shapes: returns cos, sin [length, R] f32.
     """
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
-    del part.graph.output[:]
-    for name in (rotary.cos, rotary.sin):
-        part.graph.output.append(onnx.ValueInfoProto(name=name))
-    part = GraphView(part).tidy()
-    stamp_oldest_opset(part)
-    needed = {i for n in part.graph.node for i in n.input}
-    inputs = [i for i in part.graph.input if i.name in needed]
-    del part.graph.input[:]
-    part.graph.input.extend(inputs)
-    for value in part.graph.input:
-        _free_shape(value)
-    options = silent_options()
-    session = ort.InferenceSession(part.SerializeToString(), options, ["CPUExecutionProvider"])
-    feeds = {
-        "input_ids": np.zeros((1, length), np.int64),
-        "start": np.zeros(1, np.int64),
-    }
-    names = {i.name for i in session.get_inputs()}
-    tables = session.run(None, {k: v for k, v in feeds.items() if k in names})
+    feeds = {"input_ids": np.zeros((1, length), np.int64), "start": np.zeros(1, np.int64)}
+    tables = evaluate(view, (rotary.cos, rotary.sin), feeds)
     return [t.reshape(length, t.shape[-1]).astype(np.float32) for t in tables]
-
-
-def _free_shape(value: onnx.ValueInfoProto) -> None:
-    """Take a fixed batch away: one row is enough for a table."""
-    for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-        dim.Clear()
-        dim.dim_param = f"{value.name}_{axis}"

@@ -329,7 +329,10 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
     return lambda: constant
 
 
-_BY_ROW = ("input_ids", "start", "hidden", "logits", "argmax", "feature", "state")
+_BY_ROW = """
+    input_ids start hidden logits argmax feature state
+    input_features length source_length cross_key cross_value
+""".split()
 
 
 def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_length: int) -> None:
@@ -340,7 +343,7 @@ def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_lengt
         if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
             for dim, size in zip(dims, buffer, strict=True):
                 dim.dim_value = size
-        elif value.name in _BY_ROW:
+        elif value.name.partition(".")[0] in _BY_ROW:
             dims[0].dim_value = batch
 
 

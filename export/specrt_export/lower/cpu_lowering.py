@@ -9,10 +9,17 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specrt.bundle import Geometry
 from specrt.errors import BuildError
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lower.attention import Layer, Rotary, tabulate
+from specrt_export.lower.cross_attention import (
+    CROSS,
+    LENGTHS,
+    SLOTS,
+    cross_shape,
+    fuse_cross_attention,
+)
+from specrt_export.lower.distance_bias import bias_by_distance
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     in_memory,
@@ -49,10 +56,10 @@ from specrt_export.lower.tiles import (
     tiled_floats,
     whole_tiles,
 )
-from specrt_export.lower.view import GraphView, Lowered
+from specrt_export.lower.view import Counts, GraphView, Lowered
 
-SLOTS, POSITIONS = "slots", "positions"
-"""Inputs [T]: the row of the KV buffers that each token belongs to, and where it stands there."""
+POSITIONS = "positions"
+"""Input [T]: where each token stands in its row of the KV buffers, which `SLOTS` names."""
 
 
 def lower_cpu(
@@ -60,13 +67,21 @@ def lower_cpu(
 ) -> Lowered:
     """Rewrite a portable graph; weights are read where the smallest format is looked for."""
     view, counts = canonical_view(portable, weights, target)
-    attend(view, target, Attention(target.geometry), counts)
+    crossing = fuse_cross_attention(view)
+    attend(view, target, Attention(view, target), counts)
+    if crossing:
+        counts["cross_attention"] = crossing, crossing
     _tabulate_angles(view, target.max_length)
-    counts["gate_up"] = _fuse_gates(view)
+    counts["gate_up"] = fuse_gates(view)
     _score_alone(view)
     fuse_the_rest(view, counts, biases=False)
     add_scores(view, target.confidence)
     _pack(view, target)
+    return emit(view, counts)
+
+
+def emit(view: GraphView, counts: Counts) -> Lowered:
+    """Return the graph with the kernels' products, and norms in them, and tables."""
     norms = len(view.nodes(*SKIP, *SKIP.values()))
     projections = _emit_projections(view)
     counts["norm"] = norms - len(view.nodes(*SKIP, *SKIP.values())), norms
@@ -78,8 +93,11 @@ class Attention:
 
     domain = SPECRT
 
-    def __init__(self, geometry: Geometry) -> None:
-        self._geometry = geometry
+    def __init__(self, view: GraphView, target: OrtTarget) -> None:
+        self._view = view
+        self._geometry = target.geometry
+        self._length = target.max_length
+        self._biases: dict[tuple[str, int], str] = {}
 
     def rotates(self, angles: int) -> bool:
         """See `FusedKernel`: it takes any."""
@@ -97,6 +115,19 @@ class Attention:
         """See `FusedKernel`."""
         return [SLOTS, POSITIONS]
 
+    def biases(self, layer: Layer) -> str:
+        """See `FusedKernel`: what the layer's mask has where a key is seen, by its distance."""
+        mask, window = layer.node.input[3], self._geometry.windows[layer.index]
+        if (mask, window) not in self._biases:
+            table = bias_by_distance(self._view, mask, self._geometry, window, self._length)
+            stored = ""
+            if table is not None:
+                name = f"{self._view.fresh('biases')}.table"
+                # The farthest first: keys rise, and their distances fall.
+                stored = self._view.add_stored(in_memory(name, table[:, ::-1].copy()))
+            self._biases[mask, window] = stored
+        return self._biases[mask, window]
+
 
 def _tabulate_angles(view: GraphView, max_length: int) -> None:
     """Look up the cosines and sines of rotations that attention does not take over.
@@ -109,14 +140,14 @@ def _tabulate_angles(view: GraphView, max_length: int) -> None:
     axis = view.add_constant("axis", np.array([0], np.int64))
     for node in view.nodes("Cos", "Sin"):
         name = node.output[0]
-        table = tabulate(view.model, Rotary("", name, name), max_length)[0]
+        table = tabulate(view, Rotary("", name, name), max_length)[0]
         stored = view.add_stored(in_memory(f"{name}/table", table))
         places = view.add("Unsqueeze", [POSITIONS, axis])
         view.add("Gather", [stored, places], outputs=[name], axis=0)
     view.tidy()
 
 
-def _fuse_gates(view: GraphView) -> tuple[int, int]:
+def fuse_gates(view: GraphView) -> tuple[int, int]:
     """Compute gated feed-forward layers in one product; return how many, and of how many.
 
     ```
@@ -152,12 +183,15 @@ def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | No
 
 
 _TOKEN_BY_TOKEN = {
-    PROJECTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu", "Gather",
+    PROJECTION, CROSS, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu",
+    "Gather",
 }  # fmt: skip
 
 
 def _score_alone(view: GraphView) -> None:
     """Compute what lies behind the last attention for those tokens alone that are scored.
+
+    Attention to a source is one of those: a token asks no other what it comes to.
 
     ```
     y ─ Projection ─┐                              y ─ Gather rows ─ Projection ─┐
@@ -198,6 +232,7 @@ def _score_alone(view: GraphView) -> None:
         for name in dict.fromkeys(name for node in behind[1:] for name in tokens(node))
         if name not in made
     }
+    places[SLOTS] = view.add("Gather", [SLOTS, rows], axis=0)  # of attention to a source
     for node in behind[1:]:
         node.input[:] = [places.get(name, name) for name in node.input]
     view.replace(gathers[0].output[0], last)
@@ -209,13 +244,14 @@ def _pack(view: GraphView, target: OrtTarget) -> None:
 
     Everything but attention works token by token, and does not ask whose they are. Attention has
     KV buffers of all rows: keys in groups of 16 positions, `key.i` [B, kv_heads, P / 16, D, 16],
-    and values in whole vectors, `value.i` [B, kv_heads, P, D].
+    and values in whole vectors, `value.i` [B, kv_heads, P, D]. Cross keys and values lie as those.
     Raises: BuildError for a graph in which tokens meet outside attention.
     """
-    _declare(view, target.geometry, target.batch, target.max_length)
+    _declare(view, target)
     _hand_in_positions(view)
     view.tidy()
-    wrong = view.readers("start") + view.nodes("Range", "CumSum")
+    wrong = view.readers("start") + view.readers("source_length")
+    wrong += view.nodes("Range", "CumSum")
     wrong += [node for node in view.nodes("Attention") if node.domain != SPECRT]
     if wrong:
         kinds = ", ".join(sorted({n.op_type for n in wrong}))
@@ -225,9 +261,10 @@ def _pack(view: GraphView, target: OrtTarget) -> None:
         )
 
 
-def _declare(view: GraphView, geometry: Geometry, batch: int, max_length: int) -> None:
+def _declare(view: GraphView, target: OrtTarget) -> None:
     """Declare inputs and outputs of the packed graph."""
-    groups = tile_count(max_length)
+    geometry, batch, max_source = target.geometry, target.batch, target.max_source
+    groups = tile_count(target.max_length)
     shapes: dict[str, list[int | str]] = {
         "key": [batch, geometry.kv_heads, groups, geometry.head_dim, TILE],
         "value": [batch, geometry.kv_heads, groups * TILE, tile_count(geometry.head_dim) * TILE],
@@ -235,10 +272,13 @@ def _declare(view: GraphView, geometry: Geometry, batch: int, max_length: int) -
     for values in (view.graph.input, view.graph.output):
         for value in values:
             kind = value.name.removeprefix("present_").partition(".")[0]
-            if kind in shapes:
-                value.CopyFrom(_value(value.name, TensorProto.FLOAT, shapes[kind]))
-    inputs = [i for i in view.graph.input if i.name != "start"]
+            crosses = cross_shape(value, batch, max_source)
+            if kind in shapes or crosses:
+                value.CopyFrom(_value(value.name, TensorProto.FLOAT, crosses or shapes[kind]))
+    inputs = [i for i in view.graph.input if i.name not in ("start", "source_length")]
     inputs += [_value(name, TensorProto.INT64, ["T"]) for name in (SLOTS, POSITIONS)]
+    if max_source:
+        inputs.append(_value(LENGTHS, TensorProto.INT64, [batch]))
     del view.graph.input[:]
     view.graph.input.extend(inputs)
 

@@ -121,17 +121,20 @@ INLINE_BYTES = 1024
 """Up to this size a weight lies in the graph itself."""
 
 
-def write_engine(model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out: Path) -> None:
-    """Write `engine.data` and `engine.onnx` into a folder; each byte of a weight once.
+def write_engine(
+    model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out: Path, part: str = "engine"
+) -> None:
+    """Write `engine.data` and `engine.onnx`, or those of a part, into a folder.
 
-    Raises: BuildError when the disk is full.
+    Each byte of a weight is written once. Raises: BuildError when the disk is full.
     """
+    data = out / f"{part}.data"
     try:
-        with closing(DataFile(out / WEIGHTS, WEIGHTS)) as file:
+        with closing(DataFile(data, data.name)) as file:
             _write_weights(model, weights, file)
-        (out / ENGINE).write_bytes(model.SerializeToString(deterministic=True))
+        (out / f"{part}.onnx").write_bytes(model.SerializeToString(deterministic=True))
     except OSError as error:
-        raise disk_full(out / WEIGHTS) from error
+        raise disk_full(data) from error
 
 
 def weight_bytes(model: onnx.ModelProto, weights: Mapping[str, LazyTensor]) -> int:

@@ -72,6 +72,8 @@ class OrtTarget:
     """How MatMulNBits reads activations: 4 as int8, 1 as fp32, 0 as the kernel likes."""
     confidence: bool = False
     """Whether the graph also tells the probability of the likeliest token."""
+    max_source: int = 0
+    """Positions of the source that a decoder attends to; 0 of one that attends to none."""
     even: bool = False
     """Whether passes of ONNX Runtime's operators are padded; see `pad_to_even`."""
 

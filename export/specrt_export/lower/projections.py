@@ -538,7 +538,8 @@ def _activation(view: GraphView, name: str, gate: str) -> str:
     """Return what the kernels call the function that makes a value of a gate."""
     node = view.maker(name)
     assert node is not None
-    if node.op_type == "Gelu" and view.attributes(node).get("approximate") == b"tanh":
+    by_tanh = node.op_type == "Gelu" and view.attributes(node).get("approximate") == b"tanh"
+    if by_tanh or _written_gelu(view, name) == gate:
         return "gelu"
     inner = [view.maker(i, "Sigmoid") for i in node.input if i != gate]
     silu = node.op_type == "Mul" and inner and inner[0] and inner[0].input[0] == gate
@@ -556,6 +557,42 @@ def _activated(view: GraphView, name: str) -> str | None:
         for x, inner in (node.input, reversed(node.input)):
             if _activated(view, inner) == x:
                 return str(x)
+    return _written_gelu(view, name)
+
+
+def _written_gelu(view: GraphView, name: str) -> str | None:
+    """Return x if a value is the GELU by tanh of it, written out as T5 and GPT-2 do.
+
+    ```
+    x ─┬─ Pow 3 ─ Mul 0.044715 ─ Add x ─ Mul sqrt(2 / pi) ─ Tanh ─ Add 1 ─┐
+       └─ Mul 0.5 ────────────────────────────────────────────────────── Mul ─ value
+    ```
+    """
+    product = view.maker(name, "Mul")
+    for half, grown in (product.input, reversed(product.input)) if product is not None else ():
+        x = _scaled_by(view, half, "Mul", 0.5)
+        turned = _scaled_by(view, grown, "Add", 1.0)
+        tanh = view.maker(turned, "Tanh") if turned else None
+        total = tanh and _scaled_by(view, tanh.input[0], "Mul", (2 / np.pi) ** 0.5)
+        add = view.maker(total, "Add") if total else None
+        for one, other in (add.input, reversed(add.input)) if add is not None else ():
+            cube = _scaled_by(view, other, "Mul", 0.044715)
+            if one == x and cube and _scaled_by(view, cube, "Pow", 3.0) == x:
+                return x
+    return None
+
+
+def _scaled_by(view: GraphView, name: str, op_type: str, number: float) -> str | None:
+    """Return the other operand if a value is made by an operation with a known number."""
+    node = view.maker(name, op_type)
+    if node is None:
+        return None
+    for one, other in (node.input, reversed(node.input)):
+        scalar = view.scalar(other)
+        if scalar is not None and np.isclose(scalar, number, rtol=1e-6):
+            return str(one)
+        if op_type == "Pow":  # which does not commute
+            return None
     return None
 
 

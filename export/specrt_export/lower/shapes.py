@@ -26,6 +26,10 @@ _LIKE_ALL = "Add And Div Greater LessOrEqual Max Min Mul Or Pow Sub Where"
 _DECIDE = {
     **dict.fromkeys(("GroupQueryAttention", "Reshape", *_LIKE_FIRST.split()), 1),
     "Attention": 3,
+    "Conv": 2,
+    "CrossAttention": 1,
+    "Expand": 1,
+    "MultiHeadAttention": 3,
     "Range": 0,
 }
 """How many inputs a rule reads the shapes of, where it is not all."""
@@ -45,10 +49,14 @@ class Shapes:
             **{kind: lambda node, inputs: _broadcast(inputs) for kind in _LIKE_ALL.split()},
             "Attention": lambda node, inputs: (*inputs[0][:-1], inputs[2][-1]),
             "Concat": self._concatenated,
+            "Conv": self._convolved,
+            "CrossAttention": lambda node, inputs: inputs[0],
+            "Expand": self._expanded,
             "Gather": self._gathered,
             "Gemm": lambda node, inputs: self._multiplied(node, *inputs[:2]),
             "GroupQueryAttention": self._attended,
             "MatMul": lambda node, inputs: _product_of(*inputs),
+            "MultiHeadAttention": lambda node, inputs: (*inputs[0][:-1], inputs[2][-1]),
             "Projection": self._projected,
             "Range": self._counted,
             "ReduceMean": self._reduced,
@@ -171,6 +179,22 @@ class Shapes:
         """Return the length of a Range from 0 in steps of 1."""
         begin, step = self._view.scalar(node.input[0]), self._view.scalar(node.input[2])
         return self.items(node.input[1]) if (begin, step) == (0, 1) else None
+
+    def _convolved(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
+        """Return the shape of what a convolution along one axis of a known length makes."""
+        (batch, *_, length), weight = inputs[0], inputs[1]
+        stated = self._attributes(node)
+        if len(weight) != 3 or not isinstance(length, int) or not isinstance(weight[2], int):
+            return None
+        if stated.get("auto_pad", b"NOTSET") != b"NOTSET":
+            return None
+        reach = stated.get("dilations", [1])[0] * (weight[2] - 1) + 1
+        left = length + sum(stated.get("pads", [0, 0])) - reach
+        return batch, weight[0], left // stated.get("strides", [1])[0] + 1
+
+    def _expanded(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
+        stated = self.items(node.input[1])
+        return None if stated is None else _broadcast([inputs[0], stated])
 
     def _concatenated(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
         axis = self._attributes(node)["axis"]

@@ -5,19 +5,32 @@ No torch here: a graph that was exported elsewhere meets its weights on any mach
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.graph import ATTACHED, CODED, TYPES, facts_of, geometry_of
-from specrt_export.safetensors_file import WeightBytes
+from specrt_export.portable.graph import (
+    ATTACHED,
+    CODED,
+    OPTIONAL,
+    PART,
+    PARTS,
+    SOURCE,
+    TIED,
+    TYPES,
+    facts_of,
+    geometry_of,
+    part_path,
+)
+from specrt_export.safetensors_file import WeightBytes, map_array
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""
@@ -31,6 +44,8 @@ class ExportedGraph:
     geometry: Geometry
     nodes: int
     bytes: int
+    parts: tuple[ExportedGraph, ...] = ()
+    """Of an encoder-decoder, whose decoder this is: the others."""
 
 
 def is_attached(graph: Path) -> bool:
@@ -47,6 +62,8 @@ def is_attached(graph: Path) -> bool:
 def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -> ExportedGraph:
     """Complete a graph exported from a config alone, in place or at `out`.
 
+    Of an encoder-decoder it is the decoder's, and those beside it are completed with it.
+
     Raises: ExportError if the graph has its weights already, CheckpointError if they do not fit.
     """
     model = onnx.load(graph, load_external_data=False)
@@ -57,7 +74,15 @@ def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -
             "with --config-only"
         )
     attach(model, checkpoint)
-    return save_graph(model, out or graph)
+    place = out or graph
+    parts = [
+        attach_graph(part_path(graph, part), checkpoint, part_path(place, part))
+        for part in PARTS
+        if SOURCE in facts_of(model)
+        and PART not in facts_of(model)
+        and part_path(graph, part).is_file()
+    ]
+    return replace(save_graph(model, place), parts=tuple(parts))
 
 
 def save_graph(model: onnx.ModelProto, out: Path) -> ExportedGraph:
@@ -88,6 +113,8 @@ def attach(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     Raises: CheckpointError for a weight that is missing, misshapen or quantised otherwise.
     """
     graph, coded = model.graph, checkpoint.coded
+    _settle_ties(model, checkpoint)
+    _settle_optional(model, checkpoint)
     cast: dict[str, str] = {}
     for tensor in graph.initializer:
         if _location(tensor) != UNATTACHED:
@@ -115,6 +142,65 @@ def attach(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
             entry.value = "true"
 
 
+def _settle_ties(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+    """Name each weight that a checkpoint leaves out as the one there that it is tied to."""
+    graph, tied = model.graph, json.loads(_taken(model, TIED) or "{}")
+    names: dict[str, str] = {}
+    for name, others in tied.items():
+        if _stored(checkpoint, name) is None:
+            there = (other for other in others if _stored(checkpoint, other) is not None)
+            names[name] = next(there, name)
+    kept: dict[str, TensorProto] = {}
+    for tensor in graph.initializer:
+        one = kept.setdefault(names.get(tensor.name, tensor.name), tensor)
+        one.name = names.get(tensor.name, tensor.name)
+    tensors = list(kept.values())
+    del graph.initializer[:]
+    graph.initializer.extend(tensors)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def _settle_optional(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+    """Point those weights at the bytes of a checkpoint that it may leave out, where it does not.
+
+    A bias of zeros, which most checkpoints of BART hold, is left out of the graph.
+    """
+    optional = json.loads(_taken(model, OPTIONAL) or "[]")
+    for tensor in [t for t in model.graph.initializer if t.name in optional]:
+        stored = _stored(checkpoint, tensor.name)
+        values = numpy_helper.to_array(tensor) if stored is None else map_array(stored)
+        if not values.any():
+            _bypass(model.graph, tensor)
+        elif stored is not None:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            _place(tensor, {"location": UNATTACHED})
+
+
+def _bypass(graph: onnx.GraphProto, zeros: TensorProto) -> None:
+    """Take out what adds zeros: x ── Add(zeros) ── y becomes x ── y, under the name of y."""
+    adds = [n for n in graph.node if n.op_type == "Add" and zeros.name in n.input]
+    for add in adds:
+        (left,) = (name for name in add.input if name != zeros.name)
+        graph.node.remove(add)
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [add.output[0] if name == left else name for name in names]
+    if not any(zeros.name in node.input for node in graph.node):
+        graph.initializer.remove(zeros)
+
+
+def _taken(model: onnx.ModelProto, key: str) -> str | None:
+    """Take a fact off a graph, and return it."""
+    for index, entry in enumerate(model.metadata_props):
+        if entry.key == key:
+            value = str(entry.value)
+            del model.metadata_props[index]
+            return value
+    return None
+
+
 def _location(tensor: TensorProto) -> str:
     found = (entry.value for entry in tensor.external_data if entry.key == "location")
     return next(found, "")
@@ -126,10 +212,13 @@ def _place(tensor: TensorProto, facts: Mapping[str, str]) -> None:
         tensor.external_data.add(key=key, value=value)
 
 
-def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
+def _stored(checkpoint: Checkpoint, name: str) -> WeightBytes | None:
     # Checkpoints saved from a model without its head lack the first part of each name.
-    bare = tensor.name.partition(".")[2]
-    stored = checkpoint.weights.get(tensor.name) or checkpoint.weights.get(bare)
+    return checkpoint.weights.get(name) or checkpoint.weights.get(name.partition(".")[2])
+
+
+def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
+    stored = _stored(checkpoint, tensor.name)
     if stored is None:
         raise CheckpointError(
             f"{checkpoint.origin} holds no weight {tensor.name}, which its config.json calls for; "

@@ -6,22 +6,27 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.heads.eagle3_format import HIDDEN, Head
+from specrt_export.heads.eagle3_format import Head
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
-from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE
+from specrt_export.portable.encoder_decoder import trace_encoder_decoder
+from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, PART, part_path
 from specrt_export.portable.trace import Traced, quiet, trace, trace_head
 from specrt_export.scored_entries import model_entries
+from specrt_export.task import classes_for, task_of
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -68,8 +73,6 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
         )
     if "text_config" in config:
         return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
-    if config.get("is_encoder_decoder"):
-        return f"it is an encoder-decoder. {INSTEAD}"
     return None
 
 
@@ -116,7 +119,6 @@ def _ropes(config: Mapping[str, Any]) -> set[str]:
 def _known(kind: str, config: Mapping[str, Any]) -> str | None:
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if kind not in CONFIG_MAPPING:
         if config.get("auto_map"):
@@ -128,18 +130,21 @@ def _known(kind: str, config: Mapping[str, Any]) -> str | None:
             f"transformers {__version__} does not know this model type; check model_type, or "
             "install a transformers that has it"
         )
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return f"transformers has no causal language model of this type. {INSTEAD}"
+    if task_of(config) is None:
+        return (
+            "transformers has no model of this type that continues a text, or makes one of a text "
+            f"or of speech. {INSTEAD}"
+        )
     return None
 
 
 def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
-    model: Any = getattr(transformers, name if isinstance(name, str) else name[0])
-    if not getattr(model, "_supports_attention_backend", False):
+    task = task_of(config)
+    assert task is not None, "a type that has none was refused"
+    model: Any = getattr(transformers, classes_for(task.name)[kind][0])
+    if not getattr(model, "_supports_attention_backend", False) and not task.conditioned:
         return (
             f"transformers' {model.__name__} computes attention itself, not through the "
             f"attention interface that the exporter replaces. {INSTEAD}"
@@ -156,8 +161,11 @@ SPELLED_ITEMS = 4
 """Constants of at most so many items are named by their value."""
 
 
-def tidy(model: ir.Model, layers: int, beside: Sequence[str] = ()) -> None:
-    """Fold constants, merge repeated nodes, and name everything after the model's modules."""
+def tidy(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Fold constants, merge repeated nodes, and name everything after the model's modules.
+
+    `inputs` and `outputs` are the names of the graph contract.
+    """
     # Not the whole optimizer: its rewrite rules take time in the square of the graph's size.
     fold_constants(model, onnx_shape_inference=False)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -168,7 +176,7 @@ def tidy(model: ir.Model, layers: int, beside: Sequence[str] = ()) -> None:
     passes.RemoveUnusedNodesPass()(model)
     name_nodes(model.graph)
     name_constants(model.graph)
-    name_contract(model.graph, layers, beside)
+    name_contract(model.graph, inputs, outputs)
     passes.ClearMetadataAndDocStringPass()(model)
 
 
@@ -239,23 +247,12 @@ def name_constants(graph: ir.Graph) -> None:
         graph.initializers.add(value)
 
 
-def name_contract(graph: ir.Graph, layers: int, beside: Sequence[str] = ()) -> None:
-    """Give inputs and outputs the names of the graph contract, and nothing else.
-
-    `beside` are those that only a target with a head has, or only a head.
-    """
-    read = [name for name in beside if name == HIDDEN]
-    made = [name for name in beside if name != HIDDEN]
-    pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
-    for value, name in zip(
-        graph.inputs, ("input_ids", "start", "rows", *read, *pairs), strict=True
-    ):
-        value.name = name
-        value.metadata_props.clear()
-    written = [f"present_{name}" for name in pairs]
-    for value, name in zip(graph.outputs, ("logits", "argmax", *made, *written), strict=True):
-        value.name = name
-        value.metadata_props.clear()
+def name_contract(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs the names of the graph contract, and nothing else."""
+    for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        for value, name in zip(values, names, strict=True):
+            value.name = name
+            value.metadata_props.clear()
 
 
 FORMAT = "1"
@@ -275,15 +272,23 @@ def export_graph(
 ) -> ExportedGraph:
     """Write the portable graph of a checkpoint to `out`, replacing what is there.
 
+    Of an encoder-decoder that is its decoder's; those of its encoder and its cross keys and values
+    are written beside it.
     A checkpoint opened with `config_only` gives a graph for `attach_graph` to complete. With a
     `head` the graph has the feature that it reads; its weights are among the checkpoint's then.
     Raises: ExportError if the model cannot be exported, CheckpointError if its weights do not fit.
     """
     tell = progress or (lambda stage: None)
     check_support(checkpoint.config)
+    task = task_of(checkpoint.config)
+    assert task is not None, "a checkpoint that has none was refused"
     tell("trace")
-    traced = trace(checkpoint.folder, head, model_entries(checkpoint))
-    return _finish(traced, checkpoint, out, tell)
+    if not task.conditioned:
+        traced = trace(checkpoint.folder, head, model_entries(checkpoint))
+        return _finish(traced, checkpoint, out, tell)
+    decoder, *others = trace_encoder_decoder(checkpoint.folder, task)
+    parts = [_finish(one, checkpoint, part_path(out, one.facts[PART]), tell) for one in others]
+    return replace(_finish(decoder, checkpoint, out, tell), parts=tuple(parts))
 
 
 def export_head(head: Head, checkpoint: Checkpoint, out: Path, positions: int) -> ExportedGraph:
@@ -299,8 +304,8 @@ def _finish(
 ) -> ExportedGraph:
     tell("tidy")
     with quiet():
-        tidy(traced.model, traced.geometry.layers, traced.beside)
-    detach(traced.model)
+        tidy(traced.model, traced.inputs, traced.outputs)
+    detach(traced.model, traced.optional)
     describe(traced)
     # Through the serialised form, whose nodes are in the order of what they read.
     model = _proto(ir.from_proto(_proto(traced.model)))
@@ -311,11 +316,14 @@ def _finish(
     return save_graph(model, out)
 
 
-def detach(model: ir.Model) -> None:
-    """Give each weight of a traced graph a place still to be filled in."""
+def detach(model: ir.Model, optional: Mapping[str, NDArray[np.float32]]) -> None:
+    """Give each weight of a traced graph a place still to be filled in, or its value."""
     for value in model.graph.initializers.values():
         if value.const_value is None:
             assert value.name is not None
+            if value.name in optional:
+                value.const_value = ir.tensor(optional[value.name], name=value.name)
+                continue
             assert value.shape is not None
             shape = ir.Shape(value.shape)
             value.const_value = ir.ExternalTensor(
@@ -336,6 +344,7 @@ def describe(traced: Traced) -> None:
             GEOMETRY: json.dumps(traced.geometry.to_json()),
             MODEL_TYPE: traced.model_type,
             "specrt.exporter": json.dumps(exporter()),
+            **traced.facts,
         }
     )
 

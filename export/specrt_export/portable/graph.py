@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
 from specrt.errors import BuildError, CheckpointError, ExportError
+from specrt.records import read
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.external_data import (
     MappedWeight,
@@ -35,6 +37,22 @@ MODEL_TYPE = "specrt.model_type"
 PRECISION = "specrt.precision"
 """What a quantized graph stores its weights as; no other graph has it."""
 
+PART = "specrt.part"
+"""Of an encoder-decoder: "encoder" or "cross"; its decoder, like any other, has none."""
+
+PARTS = ("cross", "encoder")
+
+TASK = "specrt.task"
+
+SOURCE = "specrt.source"
+"""The sizes of what a decoder attends to besides its text."""
+
+TIED = "specrt.tied"
+"""Of a graph without weights: those that one is tied to, where a checkpoint leaves it out."""
+
+OPTIONAL = "specrt.optional"
+"""Of a graph without weights: those that it holds itself, where a checkpoint leaves them out."""
+
 CODED = "coded"
 """Location of a weight that its checkpoint holds in codes; no file has this name."""
 
@@ -45,6 +63,56 @@ TYPES = {
     "BF16": onnx.TensorProto.BFLOAT16,
 }
 """What a checkpoint may store weights as, in safetensors' names and ONNX's numbers."""
+
+
+@dataclass(frozen=True)
+class SourceGeometry:
+    """The sizes of what a decoder attends to besides its text."""
+
+    max_source: int
+    """Most positions of hidden states."""
+    width: int
+    """Of a hidden state."""
+    heads: int
+    """Of cross keys and values."""
+    head_dim: int
+    vocab_size: int = 0
+    """Token ids that a source is of; 0 where it is features."""
+    features: int = 0
+    """Channels of a source of features; 0 where a source is token ids."""
+    frames: int = 0
+    """Of a source of features: how many it has, always."""
+
+    def to_json(self) -> dict[str, int]:
+        """Return the sizes as plain JSON types."""
+        return asdict(self)
+
+
+def source_of(model: onnx.ModelProto) -> SourceGeometry | None:
+    """Return the sizes of a graph's source; None of a graph that has none.
+
+    Raises: ExportError.
+    """
+    written = facts_of(model).get(SOURCE)
+    if written is None:
+        return None
+    try:
+        return read(SourceGeometry, json.loads(written), "source")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ExportError(
+            f"the sizes of the graph's source cannot be read ({error}); export it again with "
+            "`specrt export`"
+        ) from error
+
+
+def part_path(decoder: Path, part: str) -> Path:
+    """Return where the encoder or the cross of a decoder's graph lies: beside it.
+
+    Of `decoder.onnx` they are `encoder.onnx` and `cross.onnx`, of `target.onnx`
+    `target.encoder.onnx` and `target.cross.onnx`.
+    """
+    stem = "" if decoder.stem == "decoder" else f"{decoder.stem}."
+    return decoder.with_name(f"{stem}{part}{decoder.suffix}")
 
 
 Tokens = NDArray[np.int64]
@@ -187,16 +255,92 @@ def open_session(
     return session, linked
 
 
-class GraphRun:
-    """A portable graph on the CPU provider, its weights mapped from the folders that hold them."""
+class SourceRun:
+    """What makes the cross keys and values of sources, on the CPU provider."""
 
-    def __init__(self, graph: Path | onnx.ModelProto, folder: Path) -> None:
+    def __init__(
+        self, cross: onnx.ModelProto, encoder: onnx.ModelProto | None, folder: Path
+    ) -> None:
+        geometry = source_of(cross)
+        assert geometry is not None, "a cross graph has the sizes of its source"
+        self.geometry = geometry
+        self._cross, self._weights = open_session(cross, folder)
+        self._encoder = None if encoder is None else open_session(encoder, folder)
+
+    @classmethod
+    def beside(cls, decoder: Path, folder: Path) -> SourceRun:
+        """Open the graphs that lie beside a decoder's.
+
+        Raises: ExportError.
+        """
+        encoder = part_path(decoder, "encoder")
+        cross = read_graph(part_path(decoder, "cross"))
+        return cls(cross, read_graph(encoder) if encoder.is_file() else None, folder)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it has an encoder; without one, hidden states are its sources."""
+        return self._encoder is not None
+
+    def __call__(
+        self, sources: Sequence[NDArray[Any]]
+    ) -> tuple[dict[str, NDArray[np.float32]], Tokens]:
+        """Return cross keys and values by name, each [B, H, E, D], and the length of each source.
+
+        Sources are token ids, or features; without an encoder of its own, hidden states [E, W].
+        """
+        hidden, lengths = self.hidden(sources)
+        names = [output.name for output in self._cross.get_outputs()]
+        found = self._cross.run(names, {"hidden": hidden})
+        return dict(zip(names, found, strict=True)), lengths
+
+    def hidden(self, sources: Sequence[NDArray[Any]]) -> tuple[NDArray[np.float32], Tokens]:
+        """Return the hidden states [B, E, W] of sources, and how many of each are not padding."""
+        if self._encoder is None:
+            return padded(sources), np.array([len(one) for one in sources], np.int64)
+        session, _ = self._encoder
+        if self.geometry.features:
+            (hidden,) = session.run(["hidden"], {"input_features": np.stack(sources)})
+            return hidden, np.full(len(sources), hidden.shape[1], np.int64)
+        lengths = np.array([len(one) for one in sources], np.int64)
+        feed = {"input_ids": padded(sources), "length": lengths}
+        return session.run(["hidden"], feed)[0], lengths
+
+
+def padded(sources: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return sources [E, ...] as one array, each with copies of its first position after it."""
+    longest = max(len(one) for one in sources)
+    filled: NDArray[Any] = np.stack(
+        [np.concatenate([one, np.repeat(one[:1], longest - len(one), axis=0)]) for one in sources]
+    )
+    return filled
+
+
+class GraphRun:
+    """A portable graph on the CPU provider, its weights mapped from the folders that hold them.
+
+    Of an encoder-decoder it is the decoder's, and `condition` comes before the first pass.
+    """
+
+    def __init__(
+        self, graph: Path | onnx.ModelProto, folder: Path, source: SourceRun | None = None
+    ) -> None:
         model = graph if isinstance(graph, onnx.ModelProto) else read_graph(graph)
         self.geometry = geometry_of(model)
         self.entries = scored_entries(model)
+        if source is None and isinstance(graph, Path) and source_of(model) is not None:
+            source = SourceRun.beside(graph, folder)
+        self.source = source
         # Held as long as the session is: it may read the mapped bytes in place.
         self._session, self._weights = open_session(model, folder)
         self._buffers: dict[str, NDArray[np.float32]] = {}
+        self._conditions: dict[str, NDArray[Any]] = {}
+
+    def condition(self, sources: Sequence[NDArray[Any]]) -> None:
+        """Read a source for each row of the passes that follow; see `SourceRun`."""
+        assert self.source is not None, "only an encoder-decoder has sources"
+        pairs, lengths = self.source(sources)
+        self._conditions = {"source_length": lengths, **pairs}
 
     def reset(self, batch: int, length: int) -> None:
         """Start over with KV buffers of `batch` rows and `length` positions."""
@@ -227,6 +371,7 @@ class GraphRun:
             "input_ids": tokens,
             "start": np.array(start, np.int64),
             "rows": np.array(rows, np.int64),
+            **self._conditions,
             **self._buffers,
         }
         if hidden is not None:

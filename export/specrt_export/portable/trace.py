@@ -1,8 +1,6 @@
 """Traces a decoder into an ONNX graph with the shape of its weights, and none of their bytes.
 
-transformers lets a caller name the functions that compute attention and masks, and pass a cache
-object. `Hook` and `Buffers` emit `Attention` and `TensorScatter` of ONNX opset 24, so that one hook
-serves every decoder that uses that interface.
+What the model computes attention with meanwhile is in `hook`.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -26,14 +24,9 @@ from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
-from specrt_export.heads.eagle3_format import KIND, Head
+from specrt_export.heads.eagle3_format import HIDDEN, KIND, Head
 from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection
-
-NAME = "specrt"
-
-
-OPSET = 24
-
+from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
 
 # Example sizes, all different, so that no two symbols can be taken for one.
 BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
@@ -50,8 +43,22 @@ class Traced:
     model: ir.Model
     geometry: Geometry
     model_type: str
-    beside: tuple[str, ...] = ()
-    """What the graph has besides: a target with a head `feature`, a head `hidden` and `state`."""
+    inputs: tuple[str, ...]
+    """The names of the graph contract, in order."""
+    outputs: tuple[str, ...]
+    facts: dict[str, str] = field(default_factory=dict)
+    """What an encoder-decoder's graph says of itself besides."""
+    optional: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """What a weight is where a checkpoint does not hold it."""
+
+
+def contract(
+    layers: int, *, reads: Sequence[str] = (), makes: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a decoder's inputs and outputs, with what it reads and makes besides."""
+    pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
+    written = [f"present_{name}" for name in pairs]
+    return ("input_ids", "start", "rows", *reads, *pairs), ("logits", "argmax", *makes, *written)
 
 
 def trace(
@@ -62,7 +69,7 @@ def trace(
     `entries` are the ids that a draft scores, where these are not all.
     Raises: ExportError if the model does not fit the graph contract, or does not trace.
     """
-    return _traced(folder, lambda: _trace(folder, head, entries))
+    return traced(folder, lambda: _trace(folder, head, entries))
 
 
 def trace_head(head: Head, positions: int) -> Traced:
@@ -70,10 +77,17 @@ def trace_head(head: Head, positions: int) -> Traced:
 
     Raises: ExportError if it does not trace.
     """
-    return _traced(head.checkpoint.folder, lambda: _trace_head(head, positions))
+    return traced(head.checkpoint.folder, lambda: _trace_head(head, positions))
 
 
-def _traced(folder: Path, trace: Callable[[], Traced]) -> Traced:
+T = TypeVar("T")
+
+
+def traced(folder: Path, trace: Callable[[], T]) -> T:
+    """Return what a trace of the model in a folder comes to.
+
+    Raises: ExportError in place of whatever its code raises.
+    """
     try:
         return trace()
     except ExportError:
@@ -110,9 +124,9 @@ def _trace(folder: Path, head: Head | None, entries: NDArray[np.int64] | None) -
             inputs = head.config.inputs if head else ()
             decoder = Decoder(model, hook, feature, inputs, maps=entries is not None).eval()
             graph = _export(decoder, geometry)
-    _fill(graph, names, buffers)
-    beside = ("feature",) if head is not None else ()
-    return Traced(graph, geometry, str(model.config.model_type), beside)
+    fill(graph, names, buffers)
+    names_of = contract(geometry.layers, makes=("feature",) if head is not None else ())
+    return Traced(graph, geometry, str(model.config.model_type), *names_of)
 
 
 def _trace_head(head: Head, positions: int) -> Traced:
@@ -139,20 +153,32 @@ def _trace_head(head: Head, positions: int) -> Traced:
         )
         with mode:
             graph = _export(DraftHead(model, hook, head.entries is not None).eval(), geometry)
-    _fill(graph, names, buffers)
-    return Traced(graph, geometry, KIND, ("hidden", "state"))
+    fill(graph, names, buffers)
+    return Traced(
+        graph, geometry, KIND, *contract(config.layers, reads=(HIDDEN,), makes=("state",))
+    )
 
 
-def build(folder: Path, mode: FakeTensorMode) -> tuple[Any, dict[str, Tensor]]:
+def causal(_: str) -> Any:
+    """Return the class that builds decoders of every type."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+def build(
+    folder: Path, mode: FakeTensorMode, factory_of: Callable[[str], Any] = causal
+) -> tuple[Any, dict[str, Tensor]]:
     """Build a model with fake parameters; return it with the real values of its buffers.
 
+    `factory_of` names the class that builds models of a type.
     Raises: ExportError for a model that numbers its positions otherwise than the graph does.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config = getattr(config, "text_config", None) or config
-    factory = cast(Any, AutoModelForCausalLM)
+    factory = factory_of(str(config.model_type))
     with faked(mode):
         # Eager, because some models refuse to be built for a function they do not know.
         model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
@@ -319,7 +345,7 @@ class Decoder(torch.nn.Module):
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
         buffers = Buffers(pairs, start)
         self.hook.begin(positions)
-        with _rows_only(self.model, rows):
+        with rows_only(self.model, rows):
             logits = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
@@ -327,7 +353,7 @@ class Decoder(torch.nn.Module):
                 use_cache=True,
             ).logits
         # Told here, where the row was just made: a device would have to read every logit again.
-        return logits, _best(self.model, logits, self.maps), buffers.pairs
+        return logits, best(self.model, logits, self.maps), buffers.pairs
 
 
 class DraftHead(torch.nn.Module):
@@ -358,8 +384,8 @@ class DraftHead(torch.nn.Module):
         embeds = self.model.embed_tokens(input_ids)
         states = self.model(embeds, hidden, positions, mask, buffers).index_select(1, rows)
         logits = self.model.logits(states)
-        best = _best(self.model, logits, self.maps)
-        return logits, best, self.model.fed_back(states), buffers.pairs
+        argmax = best(self.model, logits, self.maps)
+        return logits, argmax, self.model.fed_back(states), buffers.pairs
 
 
 def _looked_up(entries: NDArray[np.int64]) -> Tensor:
@@ -367,16 +393,16 @@ def _looked_up(entries: NDArray[np.int64]) -> Tensor:
     return torch.tensor([*entries.tolist(), NO_NUMBER])
 
 
-def _best(model: Any, logits: Tensor, maps: bool) -> Tensor:
+def best(model: Any, logits: Tensor, maps: bool) -> Tensor:
     """Return the ids [B, R] of the largest logits, -1 for a row with a NaN.
 
     Of a model that `maps` they are looked up among its `entries`.
     """
-    best = torch.where(logits.sum(-1).isnan(), NO_NUMBER, logits.argmax(-1))
+    entry = torch.where(logits.sum(-1).isnan(), NO_NUMBER, logits.argmax(-1))
     if not maps:
-        return best
+        return entry
     return symbolic(
-        "Gather", [model.entries, best], {"axis": 0}, dtype=torch.int64, shape=best.shape,
+        "Gather", [model.entries, entry], {"axis": 0}, dtype=torch.int64, shape=entry.shape,
         version=OPSET,
     )  # fmt: skip
 
@@ -427,7 +453,7 @@ def _entering(model: Any, inputs: Sequence[int]) -> Iterator[dict[int, Tensor]]:
 
 
 @contextmanager
-def _rows_only(model: Any, rows: Tensor) -> Iterator[None]:
+def rows_only(model: Any, rows: Tensor) -> Iterator[None]:
     """Give the model's head only the hidden states of `rows`.
 
     Not by `logits_to_keep`: indexing with a tensor becomes five operators, this one `Gather`.
@@ -456,12 +482,17 @@ def _export(decoder: Decoder | DraftHead, geometry: Geometry) -> ir.Model:
     if isinstance(decoder, DraftHead):
         hidden = torch.zeros(BATCH, WIDTH, decoder.model.flags.width)
         inputs, shapes = (*inputs, hidden), (*shapes, {0: batch, 1: width})
+    return graph_of(decoder, (*inputs, pairs), (*shapes, [(kv, kv)] * len(pairs)))
+
+
+def graph_of(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> ir.Model:
+    """Trace a module, whose inputs' symbolic dimensions `shapes` names, into a graph."""
     program = torch.onnx.export(
-        decoder,
-        (*inputs, pairs),
+        module,
+        inputs,
         dynamo=True,
         opset_version=OPSET,
-        dynamic_shapes=(*shapes, [(kv, kv)] * len(pairs)),
+        dynamic_shapes=shapes,
         verbose=False,
         optimize=False,
     )
@@ -469,7 +500,7 @@ def _export(decoder: Decoder | DraftHead, geometry: Geometry) -> ir.Model:
     return program.model
 
 
-def _fill(model: ir.Model, names: dict[str, str], buffers: dict[str, Tensor]) -> None:
+def fill(model: ir.Model, names: dict[str, str], buffers: dict[str, Tensor]) -> None:
     """Name parameters as a checkpoint does, and take their values; give buffers theirs."""
     initializers = model.graph.initializers
     for value in list(initializers.values()):
@@ -502,187 +533,3 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-class _Empty:
-    """The questions about length that transformers asks a cache; the graph's answer is `start`."""
-
-    is_compileable = False
-
-    def __init__(self, layers: int, length: int | torch.SymInt) -> None:
-        self.is_sliding = [False] * layers
-        self.length = length
-
-    def get_seq_length(self, *_: Any) -> int:
-        return 0
-
-    def get_query_offset(self, *_: Any) -> int:
-        return 0
-
-    def get_mask_sizes(self, *_: Any) -> tuple[int | torch.SymInt, int]:
-        return self.length, 0
-
-    def get_max_length(self, *_: Any) -> int | torch.SymInt:
-        return self.length
-
-    def get_max_cache_shape(self, *_: Any) -> int | torch.SymInt:
-        return self.length
-
-
-class Probe(_Empty):
-    """A cache that stores nothing and remembers the shapes it was shown."""
-
-    def __init__(self, layers: int, length: int) -> None:
-        super().__init__(layers, length)
-        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-
-    def update(
-        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Remember the layer's shapes."""
-        self.shapes[layer] = (tuple(key.shape), tuple(value.shape))
-        return key, value
-
-
-class Buffers(_Empty):
-    """The fixed KV buffers of the graph contract, written at `start` of each row."""
-
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], start: Tensor) -> None:
-        super().__init__(len(pairs), pairs[0][0].shape[2])
-        self.start = start
-        self.pairs = list(pairs)
-
-    def update(
-        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [B, Hkv, S, D] into the layer's buffers [B, Hkv, M, D]."""
-        old_key, old_value = self.pairs[layer]
-        self.pairs[layer] = (self._scatter(old_key, key), self._scatter(old_value, value))
-        return self.pairs[layer]
-
-    def _scatter(self, buffer: Tensor, new: Tensor) -> Tensor:
-        return symbolic(
-            "TensorScatter",
-            [buffer, new, self.start],
-            {"axis": -2, "mode": "linear"},
-            dtype=buffer.dtype,
-            shape=buffer.shape,
-            version=OPSET,
-        )
-
-
-class Hook:
-    """The attention and mask functions of one traced forward pass."""
-
-    def __init__(self) -> None:
-        self.windows: dict[int, int] = {}
-        """Per layer that attended, how many latest keys it sees; 0 for all."""
-        self.heads = 0
-        """Query heads of the layers that attended."""
-        self.positions: Tensor | None = None
-        self._masks: dict[int, Tensor] = {}
-        self._rules: dict[int, Callable[..., Tensor]] = {}
-
-    def begin(self, positions: Tensor) -> None:
-        """Start a forward pass whose tokens sit at `positions` [B, S]."""
-        self.positions = positions
-        self._masks = {}
-
-    def mask(
-        self,
-        kv_length: int | torch.SymInt,
-        mask_function: Callable[..., Tensor],
-        local_size: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        **_: Any,
-    ) -> Tensor:
-        """Return the additive mask [B, 1, S, M], computed once for each window."""
-        assert self.positions is not None, "begin() comes before the model runs"
-        window = local_size or 0
-        self._rules[window] = mask_function
-        if window not in self._masks:
-            query = self.positions.unsqueeze(1).unsqueeze(-1)
-            seen = visible(query, torch.arange(cast(int, kv_length)), window)
-            unseen = torch.full((), torch.finfo(dtype).min, dtype=dtype)
-            self._masks[window] = torch.where(seen, torch.zeros((), dtype=dtype), unseen)
-        return self._masks[window]
-
-    def check_masks(self) -> None:
-        """Hold the masks made against the rules the model gave for them, at every edge.
-
-        Raises: ExportError if a model attends in another way than causally within a window.
-        """
-        for window, rule in self._rules.items():
-            near = {edge + step for edge in (2, window, 2 * window) for step in range(-2, 3)}
-            index = torch.tensor(sorted(near - {-2, -1}))
-            query, key = index.unsqueeze(1), index.unsqueeze(0)
-            if not torch.equal(rule(0, 0, query, key), visible(query, key, window)):
-                raise ExportError(
-                    "the model's attention mask is neither causal nor a sliding window (it may be "
-                    "chunked or bidirectional); this model does not export"
-                )
-
-    def attention(
-        self,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        scaling: float | None = None,
-        softcap: float | None = None,
-        **extra: Any,
-    ) -> tuple[Tensor, None]:
-        """Emit `Attention` on query [B, H, S, D] and cached keys and values; return [B, S, H, D].
-
-        Raises: ExportError for a term of the attention that the operator does not have.
-        """
-        for term in ("s_aux", "position_bias", "indices", "attention_mask"):
-            if extra.get(term) is not None:
-                raise ExportError(
-                    f"{type(module).__name__} adds {term!r} to its attention, which ONNX's "
-                    "Attention operator has no place for; this model does not export"
-                )
-        self.windows[int(module.layer_idx)] = self._window(module, mask)  # type: ignore[arg-type]
-        self.heads = int(query.shape[1])
-        attributes: dict[str, Any] = {}
-        if scaling is not None:
-            attributes["scale"] = float(scaling)
-        if softcap:
-            attributes["softcap"] = float(softcap)
-        shape = (*query.shape[:3], value.shape[-1])
-        inputs = [query, key, value, mask]
-        out = symbolic(
-            "Attention", inputs, attributes, dtype=query.dtype, shape=shape, version=OPSET
-        )
-        return out.transpose(1, 2), None
-
-    def _window(self, module: torch.nn.Module, mask: Tensor | None) -> int:
-        for window, built in self._masks.items():
-            if built is mask:
-                return window
-        raise ExportError(
-            f"{type(module).__name__} builds its attention mask itself, not through transformers' "
-            "mask interface; this model does not export"
-        )
-
-
-def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Return whether a query position sees a key position; window 0 sees all before it."""
-    seen = key <= query
-    return seen & (key > query - window) if window else seen
-
-
-@contextmanager
-def installed(hook: Hook) -> Iterator[str]:
-    """Register a hook with transformers and yield its name; nothing of it stays after."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, hook.attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, hook.mask)
-    try:
-        yield NAME
-    finally:
-        for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
-            registry._global_mapping.pop(NAME, None)

@@ -29,14 +29,14 @@ struct Params {
   double top_p = 1.0;
   double min_p = 0.0;
   double typical_p = 1.0;
-  double repetition_penalty = 1.0;
+  std::optional<double> repetition_penalty;  // without one, the bundle's, or 1
   double presence_penalty = 0.0;
   double frequency_penalty = 0.0;
-  std::int64_t no_repeat_ngram_size = 0;
+  std::optional<std::int64_t> no_repeat_ngram_size;  // without one, the bundle's, or 0
   std::vector<std::pair<Token, double>> logit_bias;
   std::vector<std::string> bad_words;
   std::optional<std::vector<Token>> allowed_token_ids;
-  std::int64_t min_tokens = 0;
+  std::optional<std::int64_t> min_tokens;  // without one, the bundle's, or 0
   std::vector<Processor> processors;
   std::optional<std::string> json_schema;
   std::optional<std::string> regex;

@@ -168,18 +168,17 @@ def compare(
     drafter = drafter or default_drafter(generator)
     report = LosslessReport(tolerance=tolerance)
     for number, prompt in enumerate(prompts):
-        ids = generator.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         generator.forget()
-        plain = generator.generate(ids, params, gamma=0).token_ids
+        plain = generator.generate(prompt, params, gamma=0).token_ids
         for gamma in gammas:
             generator.forget()
-            completion = generator.generate(ids, params, gamma=gamma, drafter=drafter)
+            completion = generator.generate(prompt, params, gamma=gamma, drafter=drafter)
             tokens = completion.token_ids
             report.tokens += len(tokens)
             report.drafted += completion.speculation.drafted
             at = first_difference(plain, tokens)
             if at is not None:
-                margin = plain_margin(generator, ids + plain[:at])
+                margin = plain_margin(generator, prompt, plain[:at])
                 divergence = Divergence(
                     number, gamma, at, plain[at], tokens[at], margin, margin <= tolerance
                 )
@@ -200,15 +199,26 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
     return at if at < max(len(plain), len(other)) else None
 
 
-def plain_margin(generator: Generator, tokens: Sequence[int]) -> float:
-    """Return the logits between the best next token and the second best.
+def plain_margin(
+    generator: Generator, prompt: str | Sequence[int], plain: Sequence[int] = ()
+) -> float:
+    """Return the logits between the best and the second best token behind plain output.
 
-    The last token has a pass of its own, as in plain decoding.
+    The last token has a pass of its own, as in plain decoding. Logits are as the bundle's own
+    options leave them, where it has any.
     """
     generator.forget()
+    request, target = generator.request(prompt), generator.models.conditioned
+    tokens = [*request.tokens, *plain]
+    if target is not None and request.source is not None:
+        target.condition(0, request.source)
     cache = KVCache(first_row(generator.models.target))
     if len(tokens) > 1:
         run_alone(cache.feed(tokens[:-1], 1))
     logits = run_alone(cache.feed(tokens[-1:], 1)).logits[0, 0]
+    if request.processors is not None:
+        request.processors.learn(request.tokens)
+        request.processors.learn(tokens)
+        logits = request.processors.edit(logits, [])
     second, best = np.partition(logits, -2)[-2:]
     return float(best - second)

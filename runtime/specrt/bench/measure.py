@@ -13,7 +13,15 @@ from typing import NamedTuple
 from numpy.typing import ArrayLike
 
 from specrt.completion import SpeculationStats, Stream
-from specrt.engine.protocol import Drafted, Engine, Feed, FusedRounds, Output, PackedEngine
+from specrt.engine.protocol import (
+    ConditionedEngine,
+    Drafted,
+    Engine,
+    Feed,
+    FusedRounds,
+    Output,
+    PackedEngine,
+)
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -206,8 +214,19 @@ class TimedPacked(TimedEngine):
         return outputs
 
 
+class TimedConditioned(TimedPacked):
+    """The same of the decoder of an encoder-decoder, whose encoder's time is not counted."""
+
+    def __init__(self, engine: ConditionedEngine) -> None:
+        super().__init__(engine)
+        self.max_source = engine.max_source
+        self.condition = engine.condition
+
+
 def timed(engine: Engine) -> TimedEngine:
     """Return an engine that times its passes."""
+    if isinstance(engine, ConditionedEngine):
+        return TimedConditioned(engine)
     return TimedPacked(engine) if isinstance(engine, PackedEngine) else TimedEngine(engine)
 
 
@@ -287,7 +306,12 @@ def measure(
     for number, prompt in enumerate(prompts):
         brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
         for runner in runners.values():
-            runner.stream(prompt, brief if number else params).finish()
+            warm = runner.stream(prompt, brief if number else params).finish()
+            if len(warm.timings.arrivals) < 2:
+                raise RequestError(
+                    f"the text of prompt {number + 1} ends with its first token, so there is "
+                    "nothing to time; leave it out"
+                )
         progress((number + 1) / turns)
     try:
         for turn in range(len(prompts) * repeats):

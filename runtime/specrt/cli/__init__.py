@@ -20,6 +20,7 @@ from specrt.errors import SpecrtError, did_you_mean, first_line, shortage
 COMMANDS = {
     "generate": "generate.command",
     "chat": "chat.command",
+    "transcribe": "transcribe.command",
     "serve": "serve.command",
     "build": "build.command",
     "export": "export.command",

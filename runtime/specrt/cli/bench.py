@@ -48,7 +48,7 @@ from specrt.cli.options import (
 from specrt.constraints import KINDS
 from specrt.engine.backends import backend_named, backend_of
 from specrt.errors import BuildError, RequestError, did_you_mean, how_to_install
-from specrt.generator import Generator
+from specrt.generator import Generator, prompt_tokens
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
@@ -139,15 +139,18 @@ def encode(
 
     Raises: RequestError naming a prompt that is empty, or too long for what is to follow it.
     """
-    context = generator.models.target.max_length
+    models = generator.models
+    context = models.target.max_length
     encoded = []
     for prompt in prompts:
-        ids = generator.tokenizer.encode(prompt.text)
-        if not ids:
-            raise RequestError(f"{prompt.place} has a prompt of no tokens; give it some text")
-        if len(ids) + params.max_tokens > context + 1:
+        try:
+            ids = prompt_tokens(prompt.text, generator.tokenizer, models.target)
+        except RequestError as error:
+            raise RequestError(f"{prompt.place}: {error}") from error
+        begin = ids if models.conditioned is None else models.decoder_start
+        if len(begin) + params.max_tokens > context + 1:
             raise RequestError(
-                f"{prompt.place}: a prompt of {len(ids)} tokens and {params.max_tokens} more do "
+                f"{prompt.place}: a prompt of {len(begin)} tokens and {params.max_tokens} more do "
                 f"not fit the context of {context}; lower --max-tokens or shorten the prompt"
             )
         encoded.append(ids)
@@ -323,11 +326,14 @@ def command(
         choose(files, categories, limit),
         parse_gammas(gammas) if gammas is not None else None,
         parse_drafters(drafters),
-        SamplingParams.of(ignore_eos=not constrained, **sampling),
+        SamplingParams.of(**sampling),
         repeats,
     )
     at_once = None if rows is None else parse_rows(rows)
     before, manifest = resident_bytes(), read_manifest(bundle)
+    # Behind its end the text of a source says nothing.
+    endless = not constrained and manifest.target.encoder is None
+    request = replace(request, params=replace(request.params, ignore_eos=endless))
     setting = Environment.of(bundle, manifest, request.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
@@ -430,7 +436,7 @@ def compared_outputs(
         return Comparison(0, reason=f"{params.verifier} keeps the distribution, not the text")
 
     def margin(number: int, plain: Sequence[int]) -> float:
-        return plain_margin(generator, [*prompts[number], *plain])
+        return plain_margin(generator, prompts[number], plain)
 
     exact = backend_of(manifest, manifest.target).exact
     precision = target_precision(manifest)

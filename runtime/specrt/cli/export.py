@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 @click.command("export")
 @click.argument("checkpoint")
 @click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="The graph file to write."
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The graph file to write, or a folder for decoder.onnx. Those of an encoder-decoder's "
+    "encoder and cross keys and values are written beside it.",
 )
 @click.option(
     "--check", is_flag=True, help="Compare the graph with transformers; fail where it differs."
@@ -46,7 +50,14 @@ def command(
     revision: str | None,
     as_json: bool,
 ) -> None:
-    """Write the portable graph of CHECKPOINT, a local folder, a GGUF file or a hub name."""
+    """Write the portable graph of CHECKPOINT, a local folder, a GGUF file or a hub name.
+
+    Of an encoder-decoder there are up to three: of --out target.onnx, which is its decoder's,
+    target.encoder.onnx and target.cross.onnx too; in a folder decoder.onnx, encoder.onnx and
+    cross.onnx.
+    """
+    if out.is_dir() or not out.suffix:
+        out /= "decoder.onnx"
     if config_only and (check or attach):
         raise click.UsageError("--config-only has no weights to check or attach")
     began = time.monotonic()
@@ -97,11 +108,20 @@ def _export(
 
         show("check")
         report = check_parity(checkpoint, place)
-        place.replace(out)
-        return replace(graph, path=out), report
+        return _moved(graph, place, out), report
     finally:
         if check:
-            place.unlink(missing_ok=True)
+            for written in (place, *place.parent.glob(f"{place.stem}.*{place.suffix}")):
+                written.unlink(missing_ok=True)
+
+
+def _moved(graph: ExportedGraph, place: Path, out: Path) -> ExportedGraph:
+    """Move a graph, and those beside it, to where they were asked for."""
+    from specrt_export.portable.graph import PARTS, part_path
+
+    places = {part_path(place, part): part_path(out, part) for part in PARTS}
+    parts = tuple(replace(part, path=part.path.replace(places[part.path])) for part in graph.parts)
+    return replace(graph, path=place.replace(out), parts=parts)
 
 
 def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) -> dict[str, Any]:
@@ -115,6 +135,11 @@ def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) ->
         "peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024,
         "geometry": graph.geometry.to_json(),
     }
+    if graph.parts:
+        facts["parts"] = [
+            {"path": str(part.path), "nodes": part.nodes, "bytes": part.bytes}
+            for part in graph.parts
+        ]
     if report is not None:
         facts["parity"] = {**asdict(report), "error": report.error}
     return facts
@@ -124,6 +149,10 @@ def _lines(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['path']}: {facts['nodes']} nodes, {facts['bytes'] / 1e3:.0f} kB, "
         f"{facts['seconds']:.1f} s, peak memory {size(facts['peak_memory_bytes'])}"
+    ]
+    lines += [
+        f"{part['path']}: {part['nodes']} nodes, {part['bytes'] / 1e3:.0f} kB"
+        for part in facts.get("parts", ())
     ]
     parity = facts.get("parity")
     if parity:

@@ -30,9 +30,10 @@ from specrt.cli.options import (
 from specrt.completion import Completion, Stream
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, RequestError, SpecrtError
-from specrt.generator import Generator
+from specrt.generator import Generator, prompt_tokens, refuse_sources
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
+from specrt.speculation.pool import Models
 from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 
@@ -98,9 +99,10 @@ def command(
 ) -> int:
     """Complete a prompt with the engines of BUNDLE.
 
-    The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input. Text goes to
-    standard output as it is generated, one line of statistics to standard error. With --n or
-    --prompts the exit status is 1 where a completion failed; the others go on.
+    The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input; of an
+    encoder-decoder, such as T5 or Marian, it is the source of the text. Text goes to standard
+    output as it is generated, one line of statistics to standard error. With --n or --prompts the
+    exit status is 1 where a completion failed; the others go on.
     """
     if extra := click.get_current_context().args:
         raise RequestError(f"{extra[0]!r} is one argument too many; give a text as --prompt TEXT")
@@ -122,16 +124,17 @@ def command(
     texts = TextMemoryOptions(text_memory_file, off=no_text_memory)
     with _opened(bundle, remote, memory, threads, owns_process, texts) as generator:
         print_notices(generator.notices)
+        _check_sources(generator.models, chat=chat)
         if chat:
             source = _encoded(source, _chat_encoder(bundle, generator.tokenizer))
-        elif source == "":
+        elif source == "" and generator.models.conditioned is None:
             start = generator.tokenizer.encode("")
             print(
                 f"note: the prompt is empty: the text begins behind token {start[0]}",
                 file=sys.stderr,
             )
         elif no_parse_special:
-            source = _encoded(source, partial(generator.tokenizer.encode, parse_special=False))
+            source = _encoded(source, _encoder(generator, parse_special=False))
         if isinstance(source, FilePrompts):
             return complete_file(generator, source, params, gamma, drafter)
         if params.n > 1:
@@ -177,6 +180,24 @@ def _encoded(source: Source, encode: Encode) -> Source:
     if isinstance(source, FilePrompts):
         return FilePrompts(source.prompts, encode)
     return encode(source) if isinstance(source, str) else source
+
+
+def _encoder(generator: Generator, *, parse_special: bool = True) -> Encode:
+    """Return what encodes prompts, and refuses those that cannot be sources where they are."""
+    tokenizer, target = generator.tokenizer, generator.models.target
+    if generator.models.conditioned is None:
+        return partial(tokenizer.encode, parse_special=parse_special)
+    return lambda text: prompt_tokens(text, tokenizer, target, parse_special=parse_special)
+
+
+def _check_sources(models: Models, *, chat: bool) -> None:
+    """Refuse what does not suit the sources of a bundle."""
+    if models.features is not None:
+        raise RequestError(
+            "this bundle reads speech, and a text was given; use `specrt transcribe FILE.wav`"
+        )
+    if chat:
+        refuse_sources(models, "it holds no conversations; leave --chat out")
 
 
 def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
@@ -254,10 +275,12 @@ def note_full_context(
     cut = [c for c in completions if c.finish_reason == "length" and len(c.token_ids) < most]
     if cut:
         many = f", as {len(cut)} of {len(completions)} do" if len(completions) > 1 else ""
+        whose, remedy = "with its prompt it", "shorten the prompt, or build"
+        if generator.models.conditioned is not None:
+            whose, remedy = "it", "build"
         print(
-            f"note: the text ends after {len(cut[0].token_ids)} tokens{many}, not {most}: with its "
-            f"prompt it fills the context of {context}; shorten the prompt, or build with a larger "
-            "`max_length`",
+            f"note: the text ends after {len(cut[0].token_ids)} tokens{many}, not {most}: {whose} "
+            f"fills the context of {context}; {remedy} with a larger `max_length`",
             file=sys.stderr,
         )
 
@@ -322,7 +345,7 @@ def complete_file(
     A prompt that cannot be completed has an entry with its error, and the others go on.
     Raises: RequestError for options that no prompt could have.
     """
-    encode = source.encode or generator.tokenizer.encode
+    encode = source.encode or _encoder(generator)
     one = replace(params, n=1)
     generator.stream([0], one, gamma=gamma, drafter=drafter)  # checks the options; runs nothing
     encoded: dict[int, list[int]] = {}

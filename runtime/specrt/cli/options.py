@@ -275,8 +275,9 @@ _BEFORE = (
     ),
     click.option(
         "--repetition-penalty",
-        default=1.0,
-        help="Above 1, tokens of the prompt and the text become less likely.",
+        type=float,
+        help="Above 1, tokens of the prompt and the text become less likely.  [default: the "
+        "bundle's, or 1]",
     ),
     click.option(
         "--presence-penalty", default=0.0, help="Subtracted from the logits of tokens in the text."
@@ -285,8 +286,8 @@ _BEFORE = (
     click.option(
         "--no-repeat-ngram",
         "no_repeat_ngram_size",
-        default=0,
-        help="No N tokens in a row occur twice; 0 allows them.",
+        type=int,
+        help="No N tokens in a row occur twice; 0 allows them.  [default: the bundle's, or 0]",
     ),
     click.option(
         "--logit-bias",
@@ -307,7 +308,18 @@ _BEFORE = (
         multiple=True,
         help="Allow only this token, and others so named.",
     ),
-    click.option("--min-tokens", default=0, help="Emit no end token before so many tokens."),
+    click.option(
+        "--min-tokens",
+        type=int,
+        help="Emit no end token before so many tokens.  [default: the bundle's, or 0]",
+    ),
+    click.option(
+        "--forced-bos-token-id",
+        type=int,
+        help="Begin the text with this token, such as the language of a translation.  [default: "
+        "the bundle's, if any]",
+    ),
+    click.option("--num-beams", type=int, hidden=True),  # refused by a sentence
 )
 
 _BEHIND = (

@@ -9,12 +9,21 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Protocol
 
-from specrt.bundle import ONNXRUNTIME, Geometry, Manifest, ModelRecord, installed, version
-from specrt.engine.kernels import check_kernels, kernels_notice
+from specrt.bundle import (
+    ONNXRUNTIME,
+    EncoderRecord,
+    Geometry,
+    Manifest,
+    ModelRecord,
+    installed,
+    version,
+)
+from specrt.engine.kernels import check_kernels, kernels_notice, missing_kernels
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, EngineError, first_line, shortage
 from specrt.held_file import HeldFile, hold_folder
@@ -26,6 +35,16 @@ class OpenEngine(Protocol):
     def __call__(  # noqa: D102
         self, path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int,
         max_length: int, max_width: int, threads: int, beside: Engine | None,
+    ) -> Engine: ...  # fmt: skip
+
+
+class OpenEncoderDecoder(Protocol):
+    """Opens the compiled decoder of an encoder-decoder, and what conditions it beside it."""
+
+    def __call__(  # noqa: D102
+        self, path: Path, geometry: Geometry, record: EncoderRecord, *,
+        files: Mapping[str, HeldFile], batch: int, max_length: int, max_width: int, threads: int,
+        beside: Engine | None,
     ) -> Engine: ...  # fmt: skip
 
 
@@ -68,6 +87,8 @@ class Backend:
     """Whether weights and KV buffers lie in main memory."""
     packs_rows: bool = False
     """Whether rows of different widths share one pass; see `PackedEngine`."""
+    open_encoder_decoder: OpenEncoderDecoder | None = None
+    """Opens encoder-decoders; None where it runs none."""
     heads: bool = False
     """Whether it runs heads, and drafts that score some entries of the vocabulary only."""
     exact: bool = False
@@ -104,15 +125,26 @@ def backend_of(manifest: Manifest, model: ModelRecord) -> Backend:
 def open_engine(
     backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
     threads: int, beside: Engine | None = None, files: Mapping[str, HeldFile] | None = None,
+    encoder: EncoderRecord | None = None,
 ) -> Engine:  # fmt: skip
     """Open a compiled engine with the library of its backend.
 
     `beside` is the other engine of a pair, whose device may be shared. `files` are those of its
-    folder that it may read, all of them when None.
+    folder that it may read, all of them when None. `encoder` is what conditions a decoder.
     Raises: EngineError when the library is missing or refuses the engine, or memory is short.
     """
+    one = backend_named(backend)
+    open_: OpenEngine = one.open
+    if encoder is not None:
+        if one.open_encoder_decoder is None:
+            able = [name for name, other in BACKENDS.items() if other.open_encoder_decoder]
+            raise EngineError(
+                f"{path} is of an encoder-decoder, which {backend} does not run yet; build it for "
+                f"{' or '.join(able)}"
+            )
+        open_ = partial(one.open_encoder_decoder, record=encoder)
     try:
-        return backend_named(backend).open(
+        return open_(
             path,
             geometry,
             files=hold_folder(path.parent) if files is None else files,
@@ -176,6 +208,20 @@ def _open_ort_cpu(
             "here; build both in one bundle of `ort-cpu`"
         )
     return HeadEngine(engine, features)
+
+
+def _open_ort_cpu_encoder_decoder(
+    path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
+    batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
+) -> Engine:  # fmt: skip
+    from specrt.engine.encoder_decoder import NEEDS_KERNELS, open_encoder_decoder
+
+    if lacks := missing_kernels():
+        raise EngineError(f"{path} cannot be opened: {NEEDS_KERNELS}: {lacks}")
+    return open_encoder_decoder(
+        path, geometry, record, files=files, batch=batch, max_length=max_length,
+        max_width=max_width, threads=threads, beside=beside,
+    )  # fmt: skip
 
 
 def _share_pool(threads: int) -> None:
@@ -311,7 +357,7 @@ BACKENDS: dict[str, Backend] = {
     "ort-cpu": Backend(
         _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
         notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
-        heads=True, exact=True,
+        open_encoder_decoder=_open_ort_cpu_encoder_decoder, heads=True, exact=True,
     ),
 }  # fmt: skip
 """By the names that manifests and recipes use, the fastest first."""

@@ -18,8 +18,12 @@ KERNELS = Path(__file__).parents[1] / "libspecrt_kernels.so"
 SWITCH = "SPECRT_KERNELS"
 """The environment variable that names an instruction set to use instead of the best one."""
 
-LAYOUT = "strips of 4 tiles of 16, norms in products"
-"""Changes when graphs or weights are made otherwise: bundles built before are refused then."""
+LAYOUT = "strips of 4 tiles of 16, norms in products, cross attention"
+"""Changes when graphs or weights are made otherwise: a library compiled before is refused then, and
+so are bundles that `_EARLIER` does not name."""
+
+_EARLIER = "strips of 4 tiles of 16, norms in products"
+"""The layout of before there was cross attention; what was made for it is read as it is."""
 
 LINE = 16
 """Floats of a line of a cache."""
@@ -86,18 +90,19 @@ def check_kernels(bundle: Path, versions: Mapping[str, str]) -> None:
     Raises: BundleError with the remedy.
     """
     built, lacks = versions.get("kernels"), missing_kernels()
-    if built not in (LAYOUT, CONTRIB):
+    made_for_kernels = built in (LAYOUT, _EARLIER)
+    if not made_for_kernels and built != CONTRIB:
         was = "before there were CPU kernels" if built is None else f"for kernels of {short(built)}"
         raise BundleError(
             f"{bundle} was built {was}, and this specrt reads {LAYOUT!r} and {CONTRIB!r}; build it "
             "again with `specrt build RECIPE`"
         )
-    if built == LAYOUT and not lacks and kernels_layout() != LAYOUT:
+    if made_for_kernels and not lacks and kernels_layout() != LAYOUT:
         raise BundleError(
             f"specrt's CPU kernels were compiled for {kernels_layout()!r}, and this version of "
             f"specrt has {LAYOUT!r}; {_compile_again()}"
         )
-    if built == LAYOUT and lacks:
+    if made_for_kernels and lacks:
         raise BundleError(
             f"{bundle} was built for specrt's CPU kernels: {lacks}. Or build it again here, for "
             "slower ones, with `specrt build RECIPE`"

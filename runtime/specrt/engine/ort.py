@@ -72,6 +72,8 @@ class OrtEngine:
         self._session, self._weights = session, weights
         self.scored = widths(session.get_outputs())["logits"]
         self._caches = self._allocate()
+        self._read_only: dict[str, NDArray[Any]] = {}
+        """What passes read besides: inputs that stay where they are, by name."""
         tokens = batch * max_width
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
         self._numbers = np.arange(max(tokens, max_length))
@@ -91,17 +93,22 @@ class OrtEngine:
             "key": (self.batch, g.kv_heads, groups, g.head_dim, TILE),
             "value": (self.batch, g.kv_heads, groups * TILE, -(-g.head_dim // TILE) * TILE),
         }
+        names = {f"{kind}.{i}": shape for kind, shape in shapes.items() for i in range(g.layers)}
+        self.check_shapes(names)
+        return {name: aligned_zeros(shape) for name, shape in names.items()}
+
+    def check_shapes(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a graph whose inputs have other shapes than the manifest says.
+
+        Raises: EngineError.
+        """
         there = {i.name: tuple(i.shape) for i in self._session.get_inputs()}
-        caches = {}
-        for kind, shape in shapes.items():
-            for name in (f"{kind}.{i}" for i in range(g.layers)):
-                if there.get(name) != shape:
-                    raise EngineError(
-                        f"the engine's {name} has shape {there.get(name)}, and the manifest says "
-                        f"{shape}; they do not belong together: build the bundle again"
-                    )
-                caches[name] = aligned_zeros(shape)
-        return caches
+        for name, shape in expected.items():
+            if there.get(name) != shape:
+                raise EngineError(
+                    f"the engine's {name} has shape {there.get(name)}, and the manifest says "
+                    f"{shape}; they do not belong together: build the bundle again"
+                )
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
         """Run one pass of every row; see `Engine.forward`."""
@@ -148,11 +155,7 @@ class OrtEngine:
         if self._session is None:
             raise EngineError(CLOSED)
         if self._binding is None:
-            binding = self._session.io_binding()
-            for name, cache in self._caches.items():
-                bind_input(binding, name, cache)
-                bind_output(binding, f"present_{name}", cache)
-            self._binding = binding  # with all of them, or an interruption leaves some out
+            self._binding = self._bound_buffers()
         tokens, rows = self._bound
         self._bound = 0, 0  # an interruption leaves it half bound
         if not self._scores or self._scores["argmax"].shape[1] < scored:
@@ -174,6 +177,19 @@ class OrtEngine:
                 value = self._value(name, memory[:, :scored], scored)
                 self._binding.bind_ortvalue_output(name, value)
         self._bound = count, scored
+
+    def _bound_buffers(self) -> Any:
+        """Return a binding of what every pass reads and writes in place.
+
+        Of all of it, or an interruption leaves some out.
+        """
+        binding = self._session.io_binding()
+        for name, cache in self._caches.items():
+            bind_input(binding, name, cache)
+            bind_output(binding, f"present_{name}", cache)
+        for name, array in self._read_only.items():
+            bind_input(binding, name, array)
+        return binding
 
     def _bind_input(self, name: str, memory: NDArray[Any], size: int) -> None:
         self._binding.bind_ortvalue_input(name, self._value(name, memory[..., :size], size))

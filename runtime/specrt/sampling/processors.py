@@ -2,7 +2,8 @@
 
 Each remembers what it needs of the text so far, and takes drafted tokens before a row as history of
 that row alone: a score comes out the same, to the bit, whether a token before it is committed yet
-or not. All change few scores, whatever the vocabulary, but for `AllowedTokens` and `Custom`.
+or not. All change few scores, whatever the vocabulary, but for `AllowedTokens`,
+`Timestamps` and `Custom`.
 
 `PROCESSORS`, at the end, is the table of them: a new processor is one entry there, and its option a
 field of `SamplingParams` or, registered from another package, a key of `extra_args`.
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import RequestError, did_you_mean
-from specrt.params import Callback, Row, SamplingParams
+from specrt.params import Callback, Row, SamplingParams, TimestampRules
 from specrt.sampling.grammar import Grammars
 from specrt.text.tokenizer import Tokenizer
 
@@ -173,7 +174,8 @@ def likeliest(row: Row) -> int:
     if not row[best] > -np.inf:  # NaN included
         raise RequestError(
             "no token is left that the request allows here; loosen allowed_token_ids, bad_words, "
-            "no_repeat_ngram_size, min_tokens, its constraint or its own processors"
+            "bad_words_ids, suppress_tokens, begin_suppress_tokens, no_repeat_ngram_size, "
+            "min_tokens, its constraint or its own processors"
         )
     return best
 
@@ -187,6 +189,8 @@ class ProcessorContext(NamedTuple):
     ends: Collection[int]
     """The model's own end tokens."""
     vocabulary: int
+    emitted: int | None = None
+    """Tokens that the output has at its limit; None where that is not known."""
 
     def check_ids(self, name: str, ids: Collection[int]) -> None:
         """Refuse token ids that the model does not score.
@@ -202,6 +206,8 @@ class ProcessorContext(NamedTuple):
 
 
 _NEVER = np.float32(-np.inf)
+
+_NO_IDS: Ids = np.empty(0, np.int64)
 
 
 class AllowedTokens:
@@ -251,6 +257,15 @@ class BadWords:
         known = [ids for ids in sequences if max(ids) < context.vocabulary]
         return cls(known) if known else None
 
+    @classmethod
+    def of_ids(
+        cls, sequences: Sequence[Sequence[int]], context: ProcessorContext
+    ) -> BadWords | None:
+        """See `PROCESSORS`; an end token alone is no bad word, as transformers has it."""
+        context.check_ids("bad_words_ids", [token for ids in sequences for token in ids])
+        kept = [ids for ids in sequences if len(ids) > 1 or ids[0] not in context.ends]
+        return cls(kept) if kept else None
+
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self._words = [tuple(word) for word in sequences]
         self._reach = max(map(len, self._words)) - 1
@@ -271,6 +286,21 @@ class BadWords:
     def touches(self, path: Sequence[int]) -> Ids:
         """See `SparseProcessor`."""
         return self._ids
+
+
+class OutputLength:
+    """How many tokens were emitted; what is committed first is the prompt."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Count tokens that are now part of the text."""
+        self._count = 0 if self._count is None else self._count + len(tokens)
+
+    def behind(self, path: Sequence[int]) -> int:
+        """Return how many tokens the output has behind a path."""
+        return (self._count or 0) + len(path)
 
 
 class MinTokens:
@@ -300,6 +330,85 @@ class MinTokens:
     def touches(self, path: Sequence[int]) -> Ids:
         """See `SparseProcessor`."""
         return self._ends
+
+
+class SuppressTokens:
+    """Rules out some tokens; with `places`, only where the output has so many tokens.
+
+    Source: Radford et al. 2022, arXiv:2212.04356, for speech without words for sounds.
+    """
+
+    @classmethod
+    def of(cls, ids: Sequence[int], context: ProcessorContext) -> SuppressTokens | None:
+        """See `PROCESSORS`."""
+        context.check_ids("suppress_tokens", ids)
+        return cls(ids) if ids else None
+
+    @classmethod
+    def at_begin(cls, ids: Sequence[int], context: ProcessorContext) -> SuppressTokens | None:
+        """See `PROCESSORS`; behind a forced first token the next one is the first of its own."""
+        context.check_ids("begin_suppress_tokens", ids)
+        first = 1 if context.params.forced_bos_token_id else 0
+        return cls(ids, first) if ids else None
+
+    def __init__(self, ids: Sequence[int], only_at: int | None = None) -> None:
+        self._ids = np.array(sorted(set(ids)), np.int64)
+        self._only_at = only_at
+        self._output = OutputLength()
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Count what was emitted."""
+        self._output.commit(tokens)
+
+    def edit(self, row: Row, path: Sequence[int]) -> None:
+        """See `Processor`."""
+        row[self.touches(path)] = _NEVER
+
+    def touches(self, path: Sequence[int]) -> Ids:
+        """See `SparseProcessor`."""
+        here = self._only_at is None or self._output.behind(path) == self._only_at
+        return self._ids if here else _NO_IDS
+
+
+class ForcedTokens:
+    """Leaves only some tokens where the output has so many; all scores elsewhere are as they were.
+
+    What is left scores 0, as transformers has it.
+    """
+
+    @classmethod
+    def as_first(cls, ids: Sequence[int], context: ProcessorContext) -> ForcedTokens | None:
+        """See `PROCESSORS`."""
+        context.check_ids("forced_bos_token_id", ids)
+        return cls(ids, 0, context.vocabulary) if ids else None
+
+    @classmethod
+    def as_last(cls, ids: Sequence[int], context: ProcessorContext) -> ForcedTokens | None:
+        """See `PROCESSORS`."""
+        context.check_ids("forced_eos_token_id", ids)
+        if not ids or context.emitted is None:
+            return None
+        return cls(ids, context.emitted - 1, context.vocabulary)
+
+    def __init__(self, ids: Sequence[int], only_at: int, vocabulary: int) -> None:
+        self._ids = np.array(ids, np.int64)
+        self._only_at = only_at
+        self._all = np.arange(vocabulary)
+        self._output = OutputLength()
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Count what was emitted."""
+        self._output.commit(tokens)
+
+    def edit(self, row: Row, path: Sequence[int]) -> None:
+        """See `Processor`."""
+        if self._output.behind(path) == self._only_at:
+            row[:] = _NEVER
+            row[self._ids] = 0.0
+
+    def touches(self, path: Sequence[int]) -> Ids:
+        """See `SparseProcessor`."""
+        return self._all if self._output.behind(path) == self._only_at else _NO_IDS
 
 
 class LogitBias:
@@ -453,6 +562,65 @@ def _runs(
     return [(tuple(text[e - size + 1 : e]), text[e]) for e in ends if e >= size - 1]
 
 
+class Timestamps:
+    """Lets timestamps of speech come in pairs that rise, the first of them soon.
+
+    Where all timestamps together are more probable than the likeliest text, no text comes.
+    Source: Radford et al. 2022, arXiv:2212.04356, sections 2.3 and 4.5.
+    """
+
+    @classmethod
+    def of(cls, rules: TimestampRules, context: ProcessorContext) -> Timestamps:
+        """See `PROCESSORS`."""
+        context.check_ids("timestamp_rules", rules[:2])
+        return cls(rules)
+
+    def __init__(self, rules: TimestampRules) -> None:
+        self._begin, self._end, self._most = rules
+        self._begun = False
+        self._last: list[int] = []
+        """The latest two tokens of the output."""
+        self._latest: int | None = None
+        """The latest timestamp."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Remember the latest tokens; the first ones are the prompt."""
+        if self._begun:
+            self._latest = self._latest_in(tokens)
+            self._last = [*self._last, *tokens][-2:]
+        self._begun = True
+
+    def _latest_in(self, tokens: Sequence[int]) -> int | None:
+        return next((t for t in reversed(tokens) if t >= self._begin), self._latest)
+
+    def edit(self, row: Row, path: Sequence[int]) -> None:
+        """See `Processor`."""
+        begin, text, latest = self._begin, [*self._last, *path], self._latest_in(path)
+        ends = bool(text) and text[-1] >= begin
+        single = ends and len(text) > 1 and text[-2] < begin
+        row[begin - 1] = _NEVER
+        if single:
+            row[: self._end] = _NEVER
+        elif ends:
+            row[begin:] = _NEVER
+        if latest is not None:
+            row[begin : latest if single else latest + 1] = _NEVER
+        if not text:
+            row[:begin] = _NEVER
+            if self._most is not None:
+                row[begin + self._most + 1 :] = _NEVER
+        if _log_sum(row[begin:]) > row[:begin].max():
+            row[:begin] = _NEVER
+
+
+def _log_sum(scores: Row) -> float:
+    """Return the logarithm of the sum of what scores are the logarithms of."""
+    most = scores.max()
+    if not most > -np.inf:
+        return -np.inf
+    return float(most) + float(np.log(np.exp((scores - most).astype(np.float64)).sum()))
+
+
 class Custom:
     """Applies functions of the caller's, with NumPy set as it is where the request is made."""
 
@@ -505,14 +673,20 @@ ProcessorMaker = Callable[[Any, ProcessorContext], Processor | None]
 PROCESSORS: dict[str, ProcessorMaker] = {
     "allowed_token_ids": AllowedTokens.of,
     "bad_words": BadWords.of,
+    "bad_words_ids": BadWords.of_ids,
+    "suppress_tokens": SuppressTokens.of,
+    "begin_suppress_tokens": SuppressTokens.at_begin,
     "min_tokens": MinTokens.of,
     "logit_bias": LogitBias.of,
     "logits_processors": Custom.of,
     "repetition_penalty": RepetitionPenalty.of,
     "presence_penalty": OutputPenalties.of,
     "no_repeat_ngram_size": NoRepeatNgram.of,
+    "timestamp_rules": Timestamps.of,
+    "forced_bos_token_id": ForcedTokens.as_first,
+    "forced_eos_token_id": ForcedTokens.as_last,
 }
-"""By the option of each, in the order they are applied, which is vLLM's.
+"""By the option of each, in the order they are applied, which is vLLM's; what is forced comes last.
 
 An entry is called with the option's value, where that is not None, and returns None where the value
 has no effect. The option is a field of `SamplingParams`, or else a key of `extra_args`.
@@ -525,15 +699,18 @@ def build_processors(
     ends: Collection[int],
     vocabulary: int,
     grammars: Grammars | None = None,
+    emitted: int | None = None,
 ) -> LogitsProcessors | None:
     """Return the processors of a request; None without any.
+
+    `emitted` is how many tokens its output has at its limit.
 
     Only bad words and a constraint need a tokenizer. `grammars` holds what was compiled for other
     requests. A constraint comes last: no other processor allows again what it ruled out.
     Raises: RequestError for an unknown option, unknown token ids, and a constraint that cannot be
         enforced.
     """
-    context = ProcessorContext(params, tokenizer, ends, vocabulary)
+    context = ProcessorContext(params, tokenizer, ends, vocabulary, emitted)
     context.check_ids("stop_token_ids", params.stop_token_ids)
     options = {field.name: getattr(params, field.name) for field in fields(params)}
     for name, value in params.extra_args.items():

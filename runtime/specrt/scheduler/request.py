@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+import numpy as np
+
 from specrt.completion import Chunk, Completion
+from specrt.engine.protocol import Source
 from specrt.errors import RequestError, one_line
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry, Ranked
@@ -110,13 +113,17 @@ class OutputProcessor:
 
 
 class CommonPrefix:
-    """How many first tokens two texts share, which only grow; no token is compared twice."""
+    """How many first tokens two texts share, which only grow; no token is compared twice.
 
-    def __init__(self, first: list[int], second: list[int]) -> None:
+    Texts of different sources share none.
+    """
+
+    def __init__(self, first: list[int], second: list[int], *, same_source: bool = True) -> None:
         self.first = first
+        self.same_source = same_source
         self._second = second
         self._length = 0
-        self._parted = False
+        self._parted = not same_source
         """Whether they differ behind what they share."""
 
     def length(self) -> int:
@@ -146,6 +153,13 @@ def _common(first: Sequence[int], second: Sequence[int], low: int, high: int) ->
     return low
 
 
+def same_source(first: Source | None, second: Source | None) -> bool:
+    """Return whether two texts are of one source, or both of none."""
+    if first is None or second is None:
+        return first is second
+    return first is second or (first.dtype == second.dtype and np.array_equal(first, second))
+
+
 AHEAD = 8
 """Chunks that wait to be fetched before a request pauses."""
 
@@ -165,6 +179,10 @@ class Request:
     output: OutputProcessor
     caches: list[KVCache]
     """What the KV buffers of its slot hold of its text, the target's first."""
+    source: Source | None = None
+    """What its text is of, where the target is conditioned."""
+    readers: int = 1
+    """How many of the engines read the source, the target first: all but a draft that is idle."""
     drafter: Drafter | None = None
     """Proposes for it, where that is none of `DRAFTERS`."""
     until: int | None = None
@@ -196,6 +214,11 @@ class Request:
 
     on_update: Callable[[], object] | None = None
     """Called, in any thread, when a chunk, an error or the end is there."""
+
+    @property
+    def source_positions(self) -> int:
+        """How many positions the source has; 0 where there is none."""
+        return 0 if self.source is None else self.completion.prompt_tokens
 
     @property
     def over(self) -> bool:

@@ -286,7 +286,11 @@ class Scheduler:
             self._end(active)
 
     def _admit(self) -> bool:
-        """Give slots to requests that wait, the first of them first; tell whether one lacks one."""
+        """Give slots to requests that wait, the first of them first; tell whether one lacks one.
+
+        While others run, one source is read in a step: they never wait for more.
+        """
+        busy = any(not _request(slot).paused for slot in self._running.values())
         for request in list(self._waiting):
             if request.cancelled:
                 self._release(request)
@@ -299,25 +303,30 @@ class Scheduler:
                     return True
                 if self._slots.should_wait(request):
                     continue
+                source_read = request.source is not None
                 try:
                     slot = room if isinstance(room, Slot) else self._pause(room)
-                    self._start(request, slot)
+                    source_read = self._start(request, slot) < request.source_positions
                 except Exception as error:  # of engines whose rows are copied
                     request.fail(error)
                     self._release(request)
+                if busy and source_read:
+                    self._waiting.remove(request)
+                    return False
             self._waiting.remove(request)
         return False
 
-    def _start(self, request: Request, slot: Slot) -> None:
-        """Give a request a slot that is free."""
+    def _start(self, request: Request, slot: Slot) -> int:
+        """Give a request a slot that is free; return how many tokens of its prompt that holds."""
         rounds = self._rounds(request) if request.rounds is None else request.rounds
         try:
-            self._slots.take(slot, request)
+            held = self._slots.take(slot, request)
             if request.rounds is None:
-                request.completion.cached_tokens = slot.caches[0].length
+                request.completion.cached_tokens = held
                 request.completion.timings.taken_ns = self.lock.now_ns()
                 request.rounds = rounds
             self._running[ActiveSlot(slot.index, rounds)] = slot
+            return held
         except BaseException:
             slot.invalidate()
             slot.release()
@@ -340,6 +349,7 @@ class Scheduler:
                 request.processors,
                 request.caches,
                 request.memory_key,
+                request.source,
             )
 
         return self._begin(request, make_drafter)

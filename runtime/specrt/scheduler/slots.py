@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
-from specrt.engine.protocol import Engine, PackedEngine
-from specrt.scheduler.request import CommonPrefix, Request
+from specrt.engine.protocol import ConditionedEngine, Engine, PackedEngine, Source
+from specrt.scheduler.request import CommonPrefix, Request, same_source
 from specrt.speculation.kv_cache import KVCache
 
 READ_AGAIN = 3
@@ -16,7 +17,8 @@ class Slot:
     """One row of the KV buffers of target and draft.
 
     The buffers hold a prefix of `tokens`, as long as each cache says; it stays when a request is
-    over, for the next that begins alike.
+    over, for the next that begins alike. So does the source that the text is of, where the engines
+    are conditioned: for a request of an equal source no encoder runs.
     """
 
     def __init__(self, index: int, engines: Sequence[Engine]) -> None:
@@ -25,6 +27,10 @@ class Slot:
         """Those of its request, which may go on elsewhere later; they only grow."""
         self.caches = [KVCache(engine) for engine in engines]
         """What each model holds, the target first."""
+        self.source: Source | None = None
+        """What the row was conditioned on; None where that is nothing, or not known."""
+        self.readers = 0
+        """How many of the engines were, the target first."""
         self.request: Request | None = None
         self.used = 0
         """When it was taken last, as a count of requests."""
@@ -35,29 +41,62 @@ class Slot:
 
     def common(self, request: Request) -> int:
         """Return how many first tokens the text here shares with that of a request."""
+        return self._prefix(request).length()
+
+    def _prefix(self, request: Request) -> CommonPrefix:
         known = request.prefixes.get(self.index)
         if known is None or known.first is not self.tokens:
-            known = request.prefixes[self.index] = CommonPrefix(self.tokens, request.tokens)
-        return known.length()
+            same = same_source(self.source, request.source)
+            known = CommonPrefix(self.tokens, request.tokens, same_source=same)
+            request.prefixes[self.index] = known
+        return known
+
+    def conditioned(self, request: Request) -> bool:
+        """Return whether the row holds the source of a request, for all that read it."""
+        if request.source is None:
+            return True
+        return self.readers >= request.readers and self._prefix(request).same_source
 
     def shared(self, request: Request) -> int:
-        """Return how many first tokens of a request the target's buffers hold already."""
-        return 0 if self.forgotten else min(self.caches[0].length, self.common(request))
+        """Return how many first tokens of a request the target's buffers hold already.
+
+        Those of its source count, which come before.
+        """
+        if self.forgotten or not self.conditioned(request):
+            return 0
+        return request.source_positions + min(self.caches[0].length, self.common(request))
+
+    def soon(self, request: Request) -> int:
+        """Return how many first tokens of a request its own one will have read soon."""
+        if not self.conditioned(request):
+            return 0
+        return request.source_positions + self.common(request)
 
     def may_give_way(self, request: Request) -> bool:
         """Tell whether its own request has made enough to be read again after another one."""
         again = self.caches[0].length - self.common(request)
+        if self.request is not None and not self.conditioned(request):
+            again += self.request.source_positions
         return again <= READ_AGAIN * (len(self.tokens) - self.begin)
 
-    def take(self, request: Request, source: Slot, used: int) -> None:
-        """Take a request, with what `source`, mostly this slot, holds of its text."""
-        most = min(source.common(request), len(request.tokens) - 1)
-        lengths = [min(cache.length, most) for cache in source.caches]
-        if source is not self:
+    def take(self, request: Request, holder: Slot, used: int) -> int:
+        """Take a request, with what `holder`, mostly this slot, holds of its text and its source.
+
+        Returns how many tokens of its prompt, or of its source, are not read again.
+        Raises: EngineError for a source that cannot be read.
+        """
+        holds = holder.conditioned(request)
+        most = min(holder.common(request), len(request.tokens) - 1) if holds else 0
+        lengths = [min(cache.length, most) for cache in holder.caches]
+        if holder is not self:
+            self.invalidate()  # even if the copy fails
             for cache, length in zip(self.caches, lengths, strict=True):
-                cache.length = 0  # even if the copy fails
                 assert isinstance(cache.engine, PackedEngine), "other engines copy no rows"
-                cache.engine.copy_row(source.index, self.index, length)
+                cache.engine.copy_row(holder.index, self.index, length)
+        if holds:
+            self.source, self.readers = holder.source, holder.readers
+        else:
+            self._condition(request)
         for cache, length in zip(request.caches, lengths, strict=True):
             cache.length = length
         self.tokens, self.begin = request.tokens, len(request.tokens)
@@ -65,6 +104,17 @@ class Slot:
         self.request = request
         request.has_slot = True
         self.used = used
+        if request.source is None:
+            return lengths[0]
+        return request.source_positions if holds else 0
+
+    def _condition(self, request: Request) -> None:
+        """Let the engines read the source of a request, the target first."""
+        assert request.source is not None, "a row without a source holds that of every other"
+        self.invalidate()
+        for cache in self.caches[: request.readers]:
+            cast(ConditionedEngine, cache.engine).condition(self.index, request.source)
+        self.source, self.readers = request.source, request.readers
 
     def release(self) -> None:
         """Drop the request; what the buffers hold of its text stays."""
@@ -72,8 +122,9 @@ class Slot:
         caches = [KVCache(c.engine, min(c.length, most)) for c in self.caches]
         if self.request is not None:
             self.request.has_slot = False
+        readers = 0 if self.forgotten else self.readers
         # At once: no call is between these, in which a signal's handler could raise.
-        self.caches, self.forgotten, self.request = caches, False, None
+        self.caches, self.readers, self.forgotten, self.request = caches, readers, False, None
 
     def forget(self) -> None:
         """Reuse nothing of what the buffers hold, now or once the request is over."""
@@ -84,6 +135,7 @@ class Slot:
 
     def invalidate(self) -> None:
         """Count the buffers as empty: they were overwritten, and a request reads its text again."""
+        self.readers = 0
         for cache in self.caches:
             cache.length = 0
 
@@ -110,11 +162,15 @@ class SlotTable:
         return iter(self._slots)
 
     def free(self, request: Request) -> Slot | None:
-        """Return the free slot that holds most of a text, else the one that was free longest."""
+        """Return the free slot that holds most of a text, else the one that was free longest.
+
+        A short text is not worth what another slot holds; a source is, which costs an encoder.
+        """
+        least = WORTHWHILE if request.source is None else 1
 
         def worth(slot: Slot) -> tuple[int, int]:
             shared = slot.shared(request)
-            return (shared if shared >= WORTHWHILE else 0, -slot.used)
+            return (shared if shared >= least else 0, -slot.used)
 
         return max((s for s in self._slots if s.request is None), key=worth, default=None)
 
@@ -124,17 +180,17 @@ class SlotTable:
             return False
         have = max(slot.shared(request) for slot in self._slots)
         running = [s for s in self._slots if s.request and not (s.request.paused or s.forgotten)]
-        soon = max((s.common(request) for s in running), default=0)
+        soon = max((s.soon(request) for s in running), default=0)
         return soon >= have + WORTHWHILE
 
-    def take(self, slot: Slot, request: Request) -> None:
-        """Give a request a slot, with what this or another one holds of its text."""
-        source = slot
+    def take(self, slot: Slot, request: Request) -> int:
+        """Give a request a slot, with what this or another one holds of its text; see `Slot`."""
+        holder = slot
         if request.fresh or not self._prompt_cache:
             slot.forget()
         elif self._copies:
             best = max(self._slots, key=lambda s: s.shared(request))
             if best.shared(request) >= slot.shared(request) + WORTHWHILE:
-                source = best
+                holder = best
         self._taken += 1
-        slot.take(request, source, self._taken)
+        return slot.take(request, holder, self._taken)

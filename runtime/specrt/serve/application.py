@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
 from specrt.errors import RequestError, SpecrtError
+from specrt.generator import refuse_sources
 from specrt.loading import load
 from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
@@ -34,7 +35,13 @@ from specrt.serve.openapi_document import ERRORS, openapi_document
 from specrt.serve.responses_routes import responses_routes
 from specrt.serve.sending import StrictJsonRoute, error_response
 from specrt.serve.service import Service, UnknownModelError
+from specrt.serve.transcription_routes import (
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    transcription_routes,
+)
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
+from specrt.speech.whisper_config import SPEECH_TASK, read_whisper_config
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
 
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
@@ -60,6 +67,8 @@ class ServerOptions:
     max_queue: int = 64
     """Completions that may wait for a row; beyond them the answer is 429."""
     max_body_bytes: int = 4 << 20
+    max_audio_bytes: int = 25 << 20
+    """The same of a form with a recording."""
     metrics_prefix: str = "specrt"
     """`vllm` gives the names that tools for vLLM look for."""
     chat_template: Path | None = None
@@ -105,14 +114,18 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
         backend=manifest.backend_of(manifest.target),
         max_queue=options.max_queue,
         metrics_prefix=options.metrics_prefix,
+        speech=read_whisper_config(folder) if manifest.task == SPEECH_TASK else None,
     )
     return application(service, options)
 
 
 def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
-    sessions = None
+    models, sessions = service.generator.models, None
+    if options.chat_template is not None:
+        refuse_sources(models, "it holds no conversations; leave --chat-template out")
     if options.verify is not None:
+        refuse_sources(models, "no device drafts for it; leave --verify out")
         sessions = VerifyEndpoint(
             service.generator,
             options.verify,
@@ -143,7 +156,8 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     made.state.service = service
     _add_errors(made, service)
     for routes in (
-        status_routes, model_routes, completion_routes, responses_routes, messages_routes
+        status_routes, model_routes, completion_routes, responses_routes, messages_routes,
+        transcription_routes,
     ):  # fmt: skip
         made.include_router(routes(service))
     if sessions is not None:
@@ -306,6 +320,7 @@ class AccessControl:
         self._app = app
         self._keys = [key.encode() for key in options.api_keys]
         self._most = options.max_body_bytes
+        self._most_audio = options.max_audio_bytes
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -320,10 +335,12 @@ class AccessControl:
             )
             return
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._most:
-            await self._refuse(413, self._too_large, scope, receive, send)
+        speech = scope["path"] in (TRANSCRIPTIONS, TRANSLATIONS)
+        most = self._most_audio if speech else self._most
+        if length.isdigit() and int(length) > most:
+            await self._refuse(413, _too_large(most), scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive), send)
+        await self._app(scope, _bounded(receive, most), send)
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:
         """Tell whether a key is right; the time it takes does not tell how much of it is."""
@@ -332,23 +349,6 @@ class AccessControl:
         given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         known = [hmac.compare_digest(given, key) for key in self._keys]  # all: none ends it early
         return any(known)
-
-    def _bounded(self, receive: Receive) -> Receive:
-        read = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > self._most:
-                raise HTTPException(413, self._too_large)
-            return message
-
-        return receive_bounded
-
-    @property
-    def _too_large(self) -> str:
-        return f"the body has more than {self._most} bytes; send less"
 
     async def _refuse(
         self, status: int, message: str, scope: Scope, receive: Receive, send: Send
@@ -363,3 +363,22 @@ class AccessControl:
             scope["path"], status, message, kind, code=status, headers=headers
         )
         await response(scope, receive, send)
+
+
+def _bounded(receive: Receive, most: int) -> Receive:
+    """Return what receives a body of so many bytes, and no more."""
+    read = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > most:
+            raise HTTPException(413, _too_large(most))
+        return message
+
+    return receive_bounded
+
+
+def _too_large(most: int) -> str:
+    return f"the body has more than {most} bytes; send less"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from specrt.errors import RequestError, did_you_mean
-from specrt.params import Gamma, SamplingParams
+from specrt.params import BEAMS, Gamma, SamplingParams, without_beams
 
 MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
 """Completions of one request, stop strings, and characters of a schema or a tool's description."""
@@ -24,6 +24,7 @@ _PASSED_ON = (
     "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
     "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "presence_penalty",
     "frequency_penalty", "logit_bias", "temperature", "top_p", "seed", "verifier",
+    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
 )  # fmt: skip
 """Fields that are sampling parameters by the same name; None is their default there."""
 
@@ -72,7 +73,7 @@ class Body(BaseModel):
     @property
     def unknown(self) -> list[str]:
         """Names of fields that mean nothing here."""
-        return sorted(set(self.model_extra or {}) - self.ignored - set(self.refused))
+        return sorted(set(self.model_extra or {}) - self.ignored - set(self.refused) - set(BEAMS))
 
     def refuse(self) -> None:
         """Refuse what cannot be honoured.
@@ -104,6 +105,10 @@ class SamplingBody(Body):
         | None
     ) = None
     allowed_token_ids: list[int] | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    forced_bos_token_id: int | list[int] | None = None
+    forced_eos_token_id: int | list[int] | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
@@ -113,7 +118,6 @@ class SamplingBody(Body):
     user: str | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "best_of": "every completion is returned: use n",
         "suffix": "nothing is inserted into a text here; leave it out",
         "audio": "only text is made here; leave it out",
         "functions": "use tools",
@@ -122,7 +126,6 @@ class SamplingBody(Body):
         "continue_final_message": "an answer that was begun is not continued; end with the user's",
         "chat_template": "give it to the server with --chat-template",
         "chat_template_kwargs": "templates are given messages and tools alone; leave it out",
-        "use_beam_search": "beams are not speculated on; leave it out",
     }
 
     ignored = Body.ignored | {"cache_prompt"}
@@ -180,6 +183,7 @@ class SamplingBody(Body):
         extra = self.model_extra or {}
         if "best_of" in extra and extra["best_of"] == (self.n or 1):
             del extra["best_of"]
+        without_beams(extra)
         super().refuse()
 
 

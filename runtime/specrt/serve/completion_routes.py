@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
-from specrt.generator import Prompt
+from specrt.generator import Prompt, refuse_sources
 from specrt.sampling.distribution import LEAST, Entry
 from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
 from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
@@ -311,6 +311,8 @@ def completion_routes(service: Service) -> APIRouter:
             )
         if body.echo and body.logprobs is not None and body.stream:
             raise RequestError("echo and logprobs cannot be streamed; leave stream out")
+        if body.echo:
+            refuse_sources(service.generator.models, "no text begins with it; leave echo out")
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; expected 1 or more, or echo")
         ranked = body.logprobs

@@ -77,13 +77,17 @@ class ServerMetrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, prefix: str, model: str, admission: Admission, kv_positions: int) -> None:
-        """`kv_positions` are those of all rows."""
+    def __init__(
+        self, prefix: str, model: str, admission: Admission, kv_positions: int,
+        *, prompts_held: bool = True,
+    ) -> None:  # fmt: skip
+        """`kv_positions` are those of all rows; with `prompts_held` prompts take some of them."""
         self._registry = CollectorRegistry()
         self._begin = PREFIXES.get(prefix, f"{prefix}_")
         self._model = model
         self._admission = admission
         self._kv_positions = kv_positions
+        self._prompts_held = prompts_held
         self.devices: DeviceSessions | None = None
         """Those that draft for this target, where they may."""
         self._count = {name: self._counter(name, text) for name, text in COUNTERS.items()}
@@ -113,7 +117,7 @@ class ServerMetrics:
         of_devices = devices.running if devices is not None else ()
         waiting = admission.waiting + (devices.waiting if devices is not None else 0)
         running = [*(c for c in live if c.timings.taken_ns is not None), *of_devices]
-        held = sum(c.prompt_tokens + len(c.token_ids) for c in running)
+        held = sum(len(c.token_ids) + self._prompts_held * c.prompt_tokens for c in running)
         values = {
             "num_requests_running": ("Completions that have a row.", len(running)),
             "num_requests_waiting": ("Completions that wait for a row.", waiting),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from specrt.aio import AsyncStream
 from specrt.completion import Chunk, Completion
 from specrt.errors import CapacityError, RequestError
-from specrt.generator import Generator, Prompt, prompt_tokens
+from specrt.generator import Generator, Prompt, prompt_limit, prompt_tokens, refuse_sources
 from specrt.params import SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
@@ -20,6 +20,7 @@ from specrt.serve.metrics import ServerMetrics
 from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
+from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import DraftedSpans
 from specrt.text.tokenizer import ChatPrompt
@@ -59,20 +60,25 @@ class Service:
         backend: str = "",
         max_queue: int = 64,
         metrics_prefix: str = "specrt",
+        speech: WhisperConfig | None = None,
     ) -> None:
         self.generator = generator
         self.name = name
         self.template = template
         self.fingerprint = fingerprint
         self.backend = backend
+        self.speech = speech
+        """Of a bundle that transcribes."""
         self.created = int(time())
         self._unknown: set[str] = set()
         """Names of fields that were logged."""
         self.context = generator.models.target.max_length
+        self.prompt_limit, self._limit_name = prompt_limit(generator.models.target)
         self.admission = Admission(generator.rows, max_queue)
         self.metrics = ServerMetrics(
-            metrics_prefix, name, self.admission, generator.rows * self.context
-        )
+            metrics_prefix, name, self.admission, generator.rows * self.context,
+            prompts_held=generator.models.conditioned is None,
+        )  # fmt: skip
 
     def check(self, body: Body) -> None:
         """Refuse a model of another name, and log fields that mean nothing here, once each.
@@ -104,18 +110,19 @@ class Service:
             "root": self.name,
             "max_model_len": self.context,
             "specrt": {
-                "chat": self.template is not None,
+                "chat": self.template is not None and models.conditioned is None,
                 "backend": self.backend or None,
                 "gammas": list(models.gammas),
                 "gamma": models.gamma,
                 "drafters": list(available_drafters(has_model=models.draft is not None)),
                 "drafter": self.generator.check_drafter(None),
                 "rows": self.generator.rows,
+                **({} if models.conditioned is None else {"max_source": self.prompt_limit}),
             },
         }
 
     def tokens_of(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text, which may have more than the context but not many more.
+        """Return the tokens of a text, which may have more than a prompt but not many more.
 
         Raises: CapacityError for one that is far too long, before it is tokenized.
         """
@@ -124,10 +131,10 @@ class Service:
 
     def _require_room(self, text: str) -> None:
         fewest = max(self.generator.tokenizer.fewest(text), len(text) // _WORD)
-        if fewest > self.context:
+        if fewest > self.prompt_limit:
             raise CapacityError(
-                f"the text has {len(text)} characters, which cannot fit the context of "
-                f"{self.context} tokens; send less"
+                f"the text has {len(text)} characters, which cannot fit the {self._limit_name}, "
+                f"{self.prompt_limit} tokens; send less"
             )
 
     async def begin(
@@ -170,8 +177,12 @@ class Service:
     ) -> ChatPrompt:
         """Return the prompt of a conversation.
 
-        Raises: RequestError without a chat template, and for what it refuses.
+        Raises: RequestError for an encoder-decoder, without a chat template, and for what that
+            refuses.
         """
+        refuse_sources(
+            self.generator.models, "it holds no conversations; use /v1/completions with a prompt"
+        )
         if self.template is None:
             raise RequestError(
                 f"{self.name} has no chat template: its model was not trained for chat; use "
@@ -183,6 +194,8 @@ class Service:
         self, prompts: Sequence[Prompt], params: SamplingParams, options: dict[str, Any]
     ) -> tuple[list[list[int]], list[AsyncStream]]:
         generator = self.generator
+        if generator.models.features is not None:
+            raise RequestError(f"{self.name} reads speech; use /v1/audio/transcriptions")
         for prompt in prompts:
             if isinstance(prompt, str):
                 self._require_room(prompt)
@@ -274,7 +287,10 @@ class ServedCompletions:
 
     def spans(self, index: int) -> DraftedSpans:
         """Return what tells which text of a completion was drafted."""
-        return DraftedSpans(self._service.generator.tokenizer.detokenizer(self.prompt(index)))
+        generator = self._service.generator
+        sources = generator.models.conditioned is not None
+        before = generator.models.decoder_start if sources else self.prompt(index)
+        return DraftedSpans(generator.tokenizer.detokenizer(before))
 
     async def _follow(self, index: int) -> AsyncIterator[Update]:
         stream, metrics = self._streams[index], self._service.metrics

@@ -358,6 +358,10 @@ class DraftContext(Protocol):
     def memory(self) -> KeyMemory | None:
         """The finished texts that the completion may be drafted from."""
 
+    @property
+    def source(self) -> Sequence[int]:
+        """The token ids of what the completion is a text of; empty without a source of tokens."""
+
     def model(self) -> ModelDrafter:
         """Return the draft model with the cache of this completion's row."""
 
@@ -385,8 +389,8 @@ def _cascade(context: DraftContext) -> Drafter:
 
 
 def _lookup(context: DraftContext, policy: str) -> Drafter:
-    """Return lookup in the text at hand, and in memory if the completion has one."""
-    lookup = NgramDrafter(context.policy(policy))
+    """Return lookup in source and text at hand, and in memory if the completion has one."""
+    lookup = NgramDrafter(context.policy(policy), source=context.source)
     if context.memory is None:
         return lookup
     return MemoryDrafter(lookup, context.memory, context.policy(MemoryDrafter.SOURCE))

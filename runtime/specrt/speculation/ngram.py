@@ -167,6 +167,8 @@ MOST = 16
 class NgramDrafter:
     """Copies from the prompt and from the output so far, without any model.
 
+    With a `source` it copies from that, too: it is read as what stands before the text.
+
     It finds the longest suffix of the text, `least` to `most` tokens, that was there before, takes
     its most recent occurrence, and drafts the tokens that followed. Where they run up to the end
     of the text it goes on with the tokens it has just drafted, so that a text of any period
@@ -185,8 +187,18 @@ class NgramDrafter:
 
     SOURCE = "ngram"
 
-    def __init__(self, gamma: GammaPolicy, *, least: int = LEAST, most: int = MOST) -> None:
+    def __init__(
+        self,
+        gamma: GammaPolicy,
+        *,
+        least: int = LEAST,
+        most: int = MOST,
+        source: Sequence[int] = (),
+    ) -> None:
         self._gamma = gamma
+        self._source = source
+        self._joined: list[int] = []
+        """Source and text, as far as it is read; nothing without a source."""
         self._least = least
         self._most = most
         self._suffixes = Suffixes(least, most)
@@ -199,22 +211,33 @@ class NgramDrafter:
         if most <= 0:
             return NOTHING
         match = self.find(tokens)
-        return NOTHING if match is None else self._copy(tokens, match, most)
+        return NOTHING if match is None else self._copy(self.searched(tokens), match, most)
 
     def find(self, tokens: Sequence[int]) -> Match | None:
-        """Return where the last tokens of a text occurred before."""
+        """Return where the last tokens of a text occurred before, in what is `searched`."""
         self._read(tokens)
         return self._suffixes.longest()
+
+    def searched(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return what a match is a place in, once a text was read: that, behind its source."""
+        return self._joined if self._source else tokens
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:
         """Let the policy learn; the tokens are read when they are needed."""
         self._gamma.observe(round_)
 
     def _read(self, tokens: Sequence[int]) -> None:
-        known = len(self._suffixes)
-        if known > len(tokens) or (known and tokens[known - 1] != self._last):
-            self._suffixes, known = Suffixes(self._least, self._most), 0
-        self._suffixes.extend(tokens[known:])
+        before = len(self._source)
+        known = len(self._suffixes) - before
+        if known > len(tokens) or (known > 0 and tokens[known - 1] != self._last):
+            self._suffixes, known = Suffixes(self._least, self._most), -before
+        if known < 0:
+            self._suffixes.extend(self._source)
+            self._joined, known = [*self._source], 0
+        new = tokens[known:]
+        self._suffixes.extend(new)
+        if before:
+            self._joined += new
         self._last = tokens[-1]
 
     def _copy(self, tokens: Sequence[int], match: Match, most: int) -> Proposal:

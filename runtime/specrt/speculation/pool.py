@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
-from specrt.engine.protocol import CudaGraphs, Engine, FusedRounds, cuda_graphs
+import numpy as np
+
+from specrt.engine.protocol import (
+    ConditionedEngine,
+    CudaGraphs,
+    Engine,
+    FusedRounds,
+    Source,
+    cuda_graphs,
+)
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
@@ -49,6 +59,22 @@ class Models:
     """Runs greedy rounds in one launch, where one device has both engines."""
     head: bool = False
     """Whether the draft is a head, which reads what the target leaves."""
+    decoder_start: tuple[int, ...] = ()
+    """Tokens that a text of an encoder-decoder begins with; its prompt is the source."""
+    features: tuple[int, int] | None = None
+    """Channels and frames of a source of features; None where a source is token ids."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """What requests that leave them out have for some of `BUNDLE_OPTIONS`."""
+
+    @cached_property
+    def conditioned(self) -> ConditionedEngine | None:
+        """The target where its texts are of sources."""
+        return self.target if isinstance(self.target, ConditionedEngine) else None
+
+    def readers(self, drafter: str, gamma: Gamma) -> int:
+        """Return how many of the engines read the source of a request, the target first."""
+        drafts = gamma != 0 and len(self.gammas) > 1 and DRAFTERS[drafter].needs_model
+        return 1 + (drafts and self.draft is not None)
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:
@@ -162,6 +188,7 @@ class _Context:
     processors: LogitsProcessors | None
     caches: Sequence[KVCache]
     memory: KeyMemory | None
+    source: Sequence[int]
 
     def policy(self, source: str) -> GammaPolicy:
         mode = DecodingMode.of(self.params, self.processors)
@@ -250,22 +277,27 @@ class DrafterPool:
     def make(
         self, policies: GammaPolicies, drafter: str, gamma: Gamma, params: SamplingParams,
         noise: Noise, processors: LogitsProcessors | None = None, caches: Sequence[KVCache] = (),
-        memory_key: str | None = None,
+        memory_key: str | None = None, source: Source | None = None,
     ) -> Drafter:  # fmt: skip
         """Return a drafter for one completion; `caches` are its row's, the target's first.
 
-        It drafts from finished texts of `memory_key`, and from none when that is None.
+        It drafts from finished texts of `memory_key`, and from none when that is None; and from a
+        `source` of token ids.
         """
         if gamma == 0 or len(self._models.gammas) < 2:
             return NoDrafter()
         memory = None
         if self._memory is not None and memory_key is not None and may_recall(params):
             memory = KeyMemory(self._memory, memory_key)
+        ids: list[int] = []
+        if source is not None and np.issubdtype(source.dtype, np.integer):
+            ids = source.tolist()
         inner = DRAFTERS[drafter].make(
             _Context(
-                self._models, policies, drafter, gamma, params, noise, processors, caches, memory
+                self._models, policies, drafter, gamma, params, noise, processors, caches, memory,
+                ids,
             )
-        )
+        )  # fmt: skip
         if isinstance(inner, NoDrafter) or processors is None or not processors.forces:
             return inner
         return ForcedDrafter(inner, processors.forced, self._models.gammas)

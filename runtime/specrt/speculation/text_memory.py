@@ -389,7 +389,7 @@ class MemoryDrafter:
         if here is not None:
             length = here.length
             if length >= MOST and found.length > length:
-                length = agreeing(tokens, here.end, tokens)
+                length = agreeing(self._lookup.searched(tokens), here.end, tokens)
             if length >= found.length:
                 return NOTHING
         drafted: list[int] = []

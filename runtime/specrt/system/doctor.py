@@ -31,7 +31,7 @@ class Check:
 
 _EXPORT, _BUILD = how_to_install("export"), how_to_install("build")
 
-EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir")
+EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir", "optimum", "requests")
 """What turns a checkpoint into a graph."""
 
 

@@ -7,15 +7,18 @@ from itertools import combinations, count, islice, pairwise
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from specrt.completion import Completion, SpeculationStats, Timings
 from specrt.engine.protocol import (
+    ConditionedEngine,
     Engine,
     Feed,
     OffsetRounds,
     Output,
     PackedEngine,
+    Source,
     first_row,
     rows_of,
 )
@@ -64,8 +67,9 @@ class Timed(NamedTuple):
 class PassTimer:
     """Runs short bursts of rounds from the same position of the KV buffers, over and over.
 
-    The buffers need no prompt: a pass costs what the number of positions it reads costs, whatever
-    they hold. With a tokenizer the tokens become text, as they do for a user.
+    The buffers need no prompt, and an encoder-decoder any source: a pass costs what the number of
+    positions it reads costs, whatever they hold. With a tokenizer the tokens become text, as they
+    do for a user.
     """
 
     def __init__(
@@ -86,11 +90,20 @@ class PassTimer:
         """
         for engine in self._engines():
             start = 0
+            if isinstance(engine, ConditionedEngine):
+                engine.condition(0, self._source(engine))
             while start < self._context and self._clock() < deadline_ns:
                 width = min(max(1, start), self._context - start, engine.max_width)
                 tokens = [(start + i) * 37 % self._vocabulary for i in range(width)]
                 OffsetEngine(engine, 0).forward((tokens,), start, 1)
                 start += width
+
+    def _source(self, engine: ConditionedEngine) -> Source:
+        """Return a source as long as the context is, where it can be."""
+        if self._models.features is not None:
+            return np.zeros(self._models.features, np.float32)
+        length = max(1, min(engine.max_source, CONTEXT))
+        return np.arange(length, dtype=np.int64) * 37 % self._vocabulary
 
     def burst(self, gamma: int, rounds: int) -> list[Timed]:
         """Run and time `rounds` rounds at one gamma, after a plain step that is not counted.

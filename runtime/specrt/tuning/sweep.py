@@ -144,17 +144,21 @@ def _every_candidate(models: Models, gammas: Sequence[int]) -> tuple[Candidate, 
     return (PLAIN, *(Candidate(drafter, gamma) for drafter in drafters for gamma in ways))
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], max_length: int) -> None:
+def check_prompts(
+    prompts: Sequence[Sequence[int]], max_length: int, start: Sequence[int] | None = None
+) -> None:
     """Refuse prompts too few to compare candidates on.
 
+    `start` is what texts begin with where prompts are their sources; the prompts when None.
     Raises: RequestError when they are too few, too long, or leave too little room.
     """
-    longest = max(map(len, prompts), default=0)
+    begins = prompts if start is None else [start] * len(prompts)
+    longest = max(map(len, begins), default=0)
     if longest > max_length:
         raise RequestError(
             f"a prompt of {longest} tokens does not fit the context of {max_length}; shorten it"
         )
-    room = sum(min(_MOST_TOKENS, max_length + 1 - len(p)) for p in prompts)
+    room = sum(min(_MOST_TOKENS, max_length + 1 - len(p)) for p in begins)
     if len(prompts) < FEWEST_PROMPTS or room < FEWEST_TOKENS:
         raise RequestError(
             f"prompts to tune on: {len(prompts)}, with room for {room} tokens; give at least "
@@ -179,6 +183,7 @@ def sweep(
 
     Each candidate has a generator of its own, so that it learns from its own completions alone. One
     short completion of each comes first and is not counted.
+    Raises: RequestError where no text is longer than a token, so that nothing can be compared.
     """
     order = effort.candidates
     each = {candidate: Generator(models, tokenizer) for candidate in order}
@@ -195,13 +200,20 @@ def sweep(
                 result.decode_ns[candidate][number].append(took)
                 result.counts[candidate].merge(counts)
             progress((repeat + (number + 1) / len(prompts)) / effort.repeats)
+        if not result.counts[order[0]].emitted:
+            raise RequestError(
+                "the texts of all prompts end with their first token, so no setting is faster; "
+                "give prompts with longer texts"
+            )
     return result
 
 
 def _complete(
     generator: Generator, prompt: list[int], candidate: Candidate, tokens: int
 ) -> tuple[int, SpeculationStats]:
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    # Behind its end the text of a source says nothing.
+    endless = generator.models.conditioned is None
+    params = SamplingParams(max_tokens=tokens, ignore_eos=endless)
     completion = generator.generate(
         prompt, params, gamma=candidate.gamma, drafter=candidate.drafter
     )

@@ -148,6 +148,7 @@ SPECRT_API specrt_status specrt_decode(specrt_generator* generator, const int64_
  * tokens   stop_token_ids, allowed_token_ids
  *
  * What is not set has the default of the Python runtime or of the bundle: 128 tokens, greedy.
+ * The prompt of an encoder-decoder is the source of its text (hosted implementation only).
  * A value out of range is refused where it is set. Integers will do for numbers. */
 SPECRT_API specrt_status specrt_params_create(specrt_params** params);
 /* Make parameters that are as others are now, processors included. */

@@ -54,22 +54,28 @@ struct NumberOption {
   const char* name;
   bool (*allowed)(double);
   const char* expected;
-  double Params::* member;
+  void (*set)(Params&, double);
 };
 
 bool is_fraction(double v) { return v >= 0 && v <= 1; }
 bool is_share(double v) { return v > 0 && v <= 1; }
 bool is_penalty(double v) { return v >= -2 && v <= 2; }
 
+template <auto kMember>
+void put(Params& params, double value) {
+  params.*kMember = value;
+}
+
 const NumberOption kNumbers[] = {
-    {"temperature", [](double v) { return v >= 0; }, "a number of 0 or more", &Params::temperature},
-    {"top_p", is_share, "a number above 0, up to 1", &Params::top_p},
-    {"min_p", is_fraction, "a number from 0 to 1", &Params::min_p},
-    {"typical_p", is_share, "a number above 0, up to 1", &Params::typical_p},
+    {"temperature", [](double v) { return v >= 0; }, "a number of 0 or more",
+     put<&Params::temperature>},
+    {"top_p", is_share, "a number above 0, up to 1", put<&Params::top_p>},
+    {"min_p", is_fraction, "a number from 0 to 1", put<&Params::min_p>},
+    {"typical_p", is_share, "a number above 0, up to 1", put<&Params::typical_p>},
     {"repetition_penalty", [](double v) { return v >= 0.01 && v <= 100; },
-     "a number from 0.01 to 100", &Params::repetition_penalty},
-    {"presence_penalty", is_penalty, "a number from -2 to 2", &Params::presence_penalty},
-    {"frequency_penalty", is_penalty, "a number from -2 to 2", &Params::frequency_penalty},
+     "a number from 0.01 to 100", put<&Params::repetition_penalty>},
+    {"presence_penalty", is_penalty, "a number from -2 to 2", put<&Params::presence_penalty>},
+    {"frequency_penalty", is_penalty, "a number from -2 to 2", put<&Params::frequency_penalty>},
 };
 
 // A structure's text; compiling longer ones takes more than a few seconds.
@@ -117,7 +123,7 @@ void set_number(Params& params, const std::string& name, double value) {
     if (!std::isfinite(value) || !option.allowed(value)) {
       invalid(name + " is " + shown(value) + "; expected " + option.expected);
     }
-    params.*option.member = value;
+    return option.set(params, value);
   }
 }
 
@@ -207,9 +213,9 @@ void check(const Params& params) {
   if (count == 1 && params.ignore_eos) {
     invalid(names + " and ignore_eos were given, and a constraint ends the text; leave one out");
   }
-  if (params.min_tokens > params.max_tokens) {
-    invalid("min_tokens is " + std::to_string(params.min_tokens) + "; expected up to max_tokens, " +
-            std::to_string(params.max_tokens));
+  if (params.min_tokens && *params.min_tokens > params.max_tokens) {
+    invalid("min_tokens is " + std::to_string(*params.min_tokens) +
+            "; expected up to max_tokens, " + std::to_string(params.max_tokens));
   }
 }
 

@@ -97,12 +97,34 @@ void in_parts(std::size_t count, const Body& body, std::size_t at = 0) {
     if (at < count) in_parts<Most - 1>(count, body, at);
 }
 
-// Turn scores of the keys from `first` to `last` into weights, those of other keys of their groups
-// into zeros; return the sum of the weights.
+// Add a head's biases to the scores of the keys from `begin`, the first of a group, to `last`,
+// which lies behind the key of the query itself.
 template <class V>
-float soften(const Attention& attention, float* scores, std::size_t first, std::size_t last) {
+void add_biases(const float* biases, std::size_t reach, float* scores, std::size_t begin,
+                std::size_t last) {
+  const auto farthest = V::spread(biases[0]);
+  for (std::size_t key = begin; key < last; key += kTile) {
+    const std::size_t next = key + kTile;
+    if (next - 1 + reach <= last) {
+      V::store(scores + key, V::add(V::load(scores + key), farthest));
+    } else if (key + reach >= last && next <= last) {
+      const auto near = V::load(biases + (key + reach - last));
+      V::store(scores + key, V::add(V::load(scores + key), near));
+    } else {
+      for (std::size_t at = key; at < next && at < last; at++)
+        scores[at] += biases[at + reach > last ? at + reach - last : 0];
+    }
+  }
+}
+
+// Turn scores of the keys from `first` to `last` into weights, those of other keys of their groups
+// into zeros; return the sum of the weights. `biases` are the head's, or none.
+template <class V>
+float soften(const Attention& attention, const float* biases, float* scores, std::size_t first,
+             std::size_t last) {
   const std::size_t begin = first / kTile * kTile, end = (last + kTile - 1) / kTile * kTile;
   const float lowest = -__builtin_huge_valf();
+  if (biases != nullptr) add_biases<V>(biases, attention.reach, scores, begin, last);
   if (attention.softcap > 0) {
     // tanh(x) = 1 - 2 / (exp(2 x) + 1)
     const auto cap = V::spread(attention.softcap), inverse = V::spread(2.0F / attention.softcap);
@@ -190,8 +212,13 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
     in_parts<1>(all_groups - lowest, score_groups);
   else
     in_parts<kGroups>(all_groups - lowest, score_groups);
-  for (std::size_t query = 0; query < queries; query++)
-    totals[query] = soften<V>(attention, scores + query * width, begin(query), position(query) + 1);
+  for (std::size_t query = 0; query < queries; query++) {
+    const std::size_t head = kv_head * shared + query % shared;
+    const float* biases =
+        attention.biases == nullptr ? nullptr : attention.biases + head * attention.reach;
+    totals[query] =
+        soften<V>(attention, biases, scores + query * width, begin(query), position(query) + 1);
+  }
 
   float* sums = rotated;
   for (std::size_t i = 0; i < queries * stride; i += kTile) V::store(sums + i, V::spread(0));

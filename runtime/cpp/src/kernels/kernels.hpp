@@ -19,7 +19,9 @@ constexpr std::size_t kGroup = 4;
 constexpr std::size_t kStrip = 4;
 
 // How graphs and weights are made, as manifests name it. LAYOUT of Python is the same.
-constexpr char kLayout[] = "strips of 4 tiles of 16, norms in products";
+constexpr char kLayout[] = "strips of 4 tiles of 16, norms in products, cross attention";
+// Of before there was cross attention: what was made for it is read as it is.
+constexpr char kEarlierLayout[] = "strips of 4 tiles of 16, norms in products";
 
 // Inputs of the largest block: sums of 65,536 products of a byte and a code, and what they start
 // at, stay below 2^31. Each is rounded to a float once, where it takes more than 24 bits: on all
@@ -166,6 +168,12 @@ struct Attention {
   float* values;
   const float* cosines;  // [.., angles / 2]
   const float* sines;
+
+  // What is added to a key's score by how far it lies before the query: [heads][reach], the
+  // farthest first, so that keys one after another read one after another. Keys beyond have the
+  // first of a head. None: null.
+  const float* biases;
+  std::size_t reach;
 
   std::size_t value_stride() const { return (head_dim + kTile - 1) / kTile * kTile; }
   std::size_t kv_offset(std::size_t row, std::size_t head) const {

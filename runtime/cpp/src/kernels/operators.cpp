@@ -15,14 +15,20 @@
 //   Embedding(tokens, values) -> y
 //     tokens [...] int64; y [..., K], the rows of a table; attributes as above.
 //
-//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines))
+//   Attention(query, key, value, keys, values, rows, positions (, cosines, sines, biases))
 //       -> y, keys, values
 //     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
 //     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV
 //     buffers, changed in place where they are bound to the same memory as outputs; rows [T] and
 //     positions [T] say where each token stands; cosines, sines [positions, angles / 2];
-//     y [1, T, heads * D].
+//     biases [heads, reach], what a key's score gets by how far it lies before the query, the
+//     farthest first, which all beyond have too; y [1, T, heads * D].
 //     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size.
+//
+//   CrossAttention(query, keys, values, rows, lengths) -> y
+//     Every token sees the first lengths[row] of the keys of its row; lengths [B]. The others as
+//     above, and keys and values are only read.
+//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap.
 //
 // Work is divided among the threads of the session.
 #include <atomic>
@@ -502,10 +508,82 @@ constexpr std::size_t kPartQueries = 32;
 // Floats of a line of a cache.
 constexpr std::size_t kLine = 16;
 
+// Of attention: the sizes that attributes say.
+Attention read_sizes(const OrtKernelInfo* info, const char* name) {
+  Attention attention{};
+  attention.heads = size(info, "num_heads");
+  attention.kv_heads = size(info, "kv_num_heads");
+  attention.head_dim = size(info, "head_size");
+  attention.scale = number(info, "scale");
+  attention.softcap = number(info, "softcap");
+  const std::size_t heads = attention.heads, kv_heads = attention.kv_heads;
+  const std::size_t head_dim = attention.head_dim;
+  if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
+      heads * head_dim >= std::size_t{kMostCount})
+    throw std::runtime_error("specrt." + std::string(name) + " has " + std::to_string(heads) +
+                             " heads of " + std::to_string(head_dim) + " over " +
+                             std::to_string(kv_heads) +
+                             " of keys; expected a multiple, and fewer " + "than " +
+                             std::to_string(kMostCount) + " numbers");
+  return attention;
+}
+
+// The positions that buffers of keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, ..]
+// have.
+std::size_t positions_of(const Attention& attention, const Tensor& keys, const Tensor& values,
+                         const char* name) {
+  const bool have_axes = keys.shape.size() == 5 && values.shape.size() == 4;
+  const auto rows = static_cast<std::size_t>(have_axes ? keys.shape[0] : 0);
+  const auto positions = static_cast<std::size_t>(have_axes ? values.shape[2] : 0);
+  const std::size_t items = rows * attention.kv_heads * positions;
+  if (!have_axes || positions % kTile != 0 || keys.shape[0] != values.shape[0] ||
+      keys.items() != items * attention.head_dim ||
+      values.items() != items * attention.value_stride())
+    throw std::runtime_error("specrt." + std::string(name) +
+                             " got KV buffers of other sizes than it expects");
+  return positions;
+}
+
+// Tokens of one row that attend together.
+struct Part {
+  std::size_t first, count;
+};
+
+// Cut the tokens of a pass where `goes_on(token)` is false, and where a part has enough queries.
+template <class GoesOn>
+std::vector<Part> parts_of(const Attention& attention, std::size_t count, const GoesOn& goes_on) {
+  const std::size_t shared = attention.heads / attention.kv_heads;
+  const std::size_t most = shared < kPartQueries ? kPartQueries / shared : 1;
+  std::vector<Part> parts;
+  for (std::size_t token = 0; token < count; token++) {
+    if (token > 0 && parts.back().count < most && goes_on(token))
+      parts.back().count++;
+    else
+      parts.push_back({token, 1});
+  }
+  return parts;
+}
+
+// Attend with all parts. Those of one head follow each other, so that its keys and values stay in a
+// cache.
+void attend_parts(OrtKernelContext* context, const Attention& attention, const Tokens& tokens,
+                  const std::vector<Part>& parts, float* y) {
+  parallel(context, parts.size() * attention.kv_heads, [&](std::size_t index) {
+    thread_local std::vector<float> scratch;
+    const Part part = parts[index % parts.size()];
+    const auto last = static_cast<std::size_t>(tokens.positions[part.first + part.count - 1]);
+    const std::size_t floats = attend_floats(attention, part.count, last) + kLine;
+    if (scratch.size() < floats) scratch.resize(floats);
+    float* aligned = scratch.data();  // a vector that lies in two lines of a cache is read twice
+    while (reinterpret_cast<std::uintptr_t>(aligned) % (kLine * sizeof(float)) != 0) aligned++;
+    kernels().attend(attention, tokens, part.first, part.count, index / parts.size(), aligned, y);
+  });
+}
+
 class AttentionOperator : public Operator {
  public:
   static constexpr const char* kName = "Attention";
-  static constexpr std::size_t kInputs = 9, kOutputs = 3;
+  static constexpr std::size_t kInputs = 10, kOutputs = 3;
   static bool is_made(std::size_t) { return true; }
   static bool is_required(std::size_t index) { return index != 1 && index != 2 && index < 7; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
@@ -513,45 +591,27 @@ class AttentionOperator : public Operator {
                                     : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   }
 
-  explicit AttentionOperator(const OrtKernelInfo* info) {
-    attention_.heads = size(info, "num_heads");
-    attention_.kv_heads = size(info, "kv_num_heads");
-    attention_.head_dim = size(info, "head_size");
+  explicit AttentionOperator(const OrtKernelInfo* info) : attention_(read_sizes(info, kName)) {
     attention_.window = static_cast<std::size_t>(integer(info, "local_window_size"));
-    attention_.scale = number(info, "scale");
-    attention_.softcap = number(info, "softcap");
-    const std::size_t heads = attention_.heads, kv_heads = attention_.kv_heads;
-    const std::size_t head_dim = attention_.head_dim;
-    if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
-        heads * head_dim >= std::size_t{kMostCount})
-      throw std::runtime_error("specrt.Attention has " + std::to_string(heads) + " heads of " +
-                               std::to_string(head_dim) + " over " + std::to_string(kv_heads) +
-                               " of keys; expected a multiple, and fewer than " +
-                               std::to_string(kMostCount) + " numbers");
   }
 
   void compute(OrtKernelContext* context) const {
     const Tensor query = input(context, 0), key = input(context, 1), value = input(context, 2);
     const Tensor keys = input(context, 3), values = input(context, 4);
     const Tensor rows = input(context, 5), positions = input(context, 6);
-    const Tensor cosines = input(context, 7), sines = input(context, 8);
+    const Tensor cosines = input(context, 7), sines = input(context, 8), biases = input(context, 9);
     Attention attention = attention_;
     const std::size_t wide = attention.heads * attention.head_dim;
     const std::size_t narrow = attention.kv_heads * attention.head_dim;
     const bool joined = key.data == nullptr;
     const std::size_t count = rows.items();
-    if (keys.shape.size() != 5 || values.shape.size() != 4 || positions.items() != count ||
+    if (positions.items() != count ||
         query.items() != count * (joined ? wide + 2 * narrow : wide) ||
         (!joined && (value.data == nullptr || key.items() != count * narrow ||
                      value.items() != count * narrow)))
       throw std::runtime_error(
           "specrt.Attention got inputs of other sizes than its attributes say");
-    attention.positions = static_cast<std::size_t>(values.shape[2]);
-    if (attention.positions % kTile != 0 || keys.shape[0] != values.shape[0] ||
-        keys.items() != static_cast<std::size_t>(keys.shape[0]) * attention.positions * narrow ||
-        values.items() != static_cast<std::size_t>(keys.shape[0]) * attention.kv_heads *
-                              attention.positions * attention.value_stride())
-      throw std::runtime_error("specrt.Attention got KV buffers of other sizes than it expects");
+    attention.positions = positions_of(attention, keys, values, kName);
     std::int64_t places = values.shape[2];
     if (cosines.data != nullptr) {
       if (cosines.shape.size() != 2 || sines.shape != cosines.shape ||
@@ -563,6 +623,13 @@ class AttentionOperator : public Operator {
       attention.angles = 2 * static_cast<std::size_t>(cosines.shape.back());
       attention.cosines = static_cast<const float*>(cosines.data);
       attention.sines = static_cast<const float*>(sines.data);
+    }
+    if (biases.data != nullptr) {
+      if (biases.shape.size() != 2 || biases.items() == 0 ||
+          static_cast<std::size_t>(biases.shape[0]) != attention.heads)
+        throw std::runtime_error("specrt.Attention got biases that are not [heads, reach]");
+      attention.reach = static_cast<std::size_t>(biases.shape[1]);
+      attention.biases = static_cast<const float*>(biases.data);
     }
     attention.keys = in_place(context, 1, keys);
     attention.values = in_place(context, 2, values);
@@ -601,41 +668,81 @@ class AttentionOperator : public Operator {
 
   static void run(OrtKernelContext* context, const Attention& attention, const Tokens& tokens,
                   std::size_t count, float* y) {
-    struct Part {
-      std::size_t first, count;
-    };
-    const std::size_t shared = attention.heads / attention.kv_heads;
-    const std::size_t most = shared < kPartQueries ? kPartQueries / shared : 1;
-    std::vector<Part> groups;
-    for (std::size_t token = 0; token < count; token++) {
-      const bool goes_on = token > 0 && tokens.rows[token] == tokens.rows[token - 1] &&
-                           tokens.positions[token] == tokens.positions[token - 1] + 1;
-      if (goes_on && groups.back().count < most)
-        groups.back().count++;
-      else
-        groups.push_back({token, 1});
-    }
+    const std::vector<Part> parts = parts_of(attention, count, [&](std::size_t token) {
+      return tokens.rows[token] == tokens.rows[token - 1] &&
+             tokens.positions[token] == tokens.positions[token - 1] + 1;
+    });
     const std::size_t shares = (count + kPartRows - 1) / kPartRows;
     parallel(context, shares, [&](std::size_t share) {
       const std::size_t end = (share + 1) * kPartRows < count ? (share + 1) * kPartRows : count;
       for (std::size_t token = share * kPartRows; token < end; token++)
         kernels().append(attention, tokens, token);
     });
-    // All parts of one head follow each other, so that its keys and values stay in a cache.
-    parallel(context, groups.size() * attention.kv_heads, [&](std::size_t part) {
-      thread_local std::vector<float> scratch;
-      const Part group = groups[part % groups.size()];
-      const auto last = static_cast<std::size_t>(tokens.positions[group.first + group.count - 1]);
-      const std::size_t floats = attend_floats(attention, group.count, last) + kLine;
-      if (scratch.size() < floats) scratch.resize(floats);
-      float* aligned = scratch.data();  // a vector that lies in two lines of a cache is read twice
-      while (reinterpret_cast<std::uintptr_t>(aligned) % (kLine * sizeof(float)) != 0) aligned++;
-      kernels().attend(attention, tokens, group.first, group.count, part / groups.size(), aligned,
-                       y);
-    });
+    attend_parts(context, attention, tokens, parts, y);
   }
 
-  Attention attention_{};
+  Attention attention_;
+};
+
+class CrossAttention : public Operator {
+ public:
+  static constexpr const char* kName = "CrossAttention";
+  static constexpr std::size_t kInputs = 5, kOutputs = 1;
+  static bool is_required(std::size_t) { return true; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index < 3 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+  }
+
+  explicit CrossAttention(const OrtKernelInfo* info) : attention_(read_sizes(info, kName)) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor query = input(context, 0), keys = input(context, 1), values = input(context, 2);
+    const Tensor rows = input(context, 3), lengths = input(context, 4);
+    Attention attention = attention_;
+    const std::size_t wide = attention.heads * attention.head_dim, count = rows.items();
+    attention.positions = positions_of(attention, keys, values, kName);
+    if (query.items() != count * wide || lengths.items() != static_cast<std::size_t>(keys.shape[0]))
+      throw std::runtime_error(
+          "specrt.CrossAttention got inputs of other sizes than its attributes say");
+    // Nothing is appended, so nothing is written there.
+    attention.keys = const_cast<float*>(static_cast<const float*>(keys.data));
+    attention.values = const_cast<float*>(static_cast<const float*>(values.data));
+    Tokens tokens{};
+    tokens.rows = static_cast<const std::int64_t*>(rows.data);
+    tokens.queries = static_cast<const float*>(query.data);
+    tokens.query_stride = wide;
+    // Each stands where the last key does: it sees all up to there.
+    const std::vector<std::int64_t> positions =
+        last_keys(tokens.rows, count, lengths, attention.positions);
+    tokens.positions = positions.data();
+    float* y =
+        floats(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
+    const std::vector<Part> parts = parts_of(attention, count, [&](std::size_t token) {
+      return tokens.rows[token] == tokens.rows[token - 1];
+    });
+    attend_parts(context, attention, tokens, parts, y);
+  }
+
+ private:
+  static std::vector<std::int64_t> last_keys(const std::int64_t* rows, std::size_t count,
+                                             const Tensor& lengths, std::size_t positions) {
+    const auto* of_row = static_cast<const std::int64_t*>(lengths.data);
+    std::vector<std::int64_t> last(count);
+    for (std::size_t token = 0; token < count; token++) {
+      if (static_cast<std::uint64_t>(rows[token]) >= lengths.items())
+        throw std::runtime_error("specrt.CrossAttention got row " + std::to_string(rows[token]) +
+                                 "; it has " + std::to_string(lengths.items()));
+      const std::int64_t length = of_row[rows[token]];
+      if (length < 1 || static_cast<std::uint64_t>(length) > positions)
+        throw std::runtime_error("specrt.CrossAttention got length " + std::to_string(length) +
+                                 " of row " + std::to_string(rows[token]) + "; expected 1 to " +
+                                 std::to_string(positions));
+      last[token] = length - 1;
+    }
+    return last;
+  }
+
+  Attention attention_;
 };
 
 // Run something of C++ for a caller that takes a status.
@@ -710,8 +817,9 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
   if (domain == nullptr) {
     OrtCustomOpDomain* made = nullptr;
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &made)) return status;
-    for (const OrtCustomOp* op : {&described<MatMul>(), &described<Embedding>(),
-                                  &described<AttentionOperator>(), &described<Scores>()})
+    for (const OrtCustomOp* op :
+         {&described<MatMul>(), &described<Embedding>(), &described<AttentionOperator>(),
+          &described<CrossAttention>(), &described<Scores>()})
       if (OrtStatus* status = entries.CustomOpDomain_Add(made, op)) return status;
     domain = made;
   }

@@ -76,7 +76,8 @@ bool runs_here(const Manifest& manifest) {
 void check_kernels(const std::string& folder, const Record& record) {
   const auto built = record.versions.find("kernels");
   const bool is_named = built != record.versions.end();
-  if (is_named && built->second == kernels::kLayout) return;
+  if (is_named && (built->second == kernels::kLayout || built->second == kernels::kEarlierLayout))
+    return;
   refuse(folder + " was built " +
          (is_named ? "for CPU kernels of " + shown(built->second)
                    : std::string("before there were CPU kernels")) +

@@ -119,7 +119,11 @@ std::size_t Manifest::max_width() const {
 
 namespace {
 
-constexpr std::int64_t kFormat = 2;  // of bundles with a head or a vocab_map; else 1
+// Of encoder-decoders, which are refused by name; of format 2 are bundles with a head or a
+// vocab_map.
+constexpr std::int64_t kFormat = 3;
+constexpr const char* kTasks[] = {"text-generation", "text2text-generation",
+                                  "automatic-speech-recognition"};
 constexpr std::int64_t kMostFeatures = 1'000'000;
 constexpr std::uint64_t kMostManifestBytes = 64 << 20;
 constexpr char kAgain[] = "build the bundle again with `specrt build RECIPE`";
@@ -175,7 +179,8 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   fields.only({"engine",        "geometry", "model_type", "parameters", "weight_bytes",
                "kv_item_bytes", "fused",    "precision",  "embedding",  "head",
                "block",         "per_row",  "symmetric",  "quality",    "backend",
-               "bits",          "kind",     "features",   "accepted",   "vocab_map"});
+               "bits",          "kind",     "features",   "accepted",   "vocab_map",
+               "encoder"});
   ModelRecord model;
   model.engine = fields.text("engine");
   model.geometry = read_geometry(fields.record("geometry"), windows);
@@ -201,8 +206,22 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
       if (share > 1)
         throw std::runtime_error("accepted has a number that is no share; expected 0 to 1");
   if (fields.has("vocab_map")) model.vocab_map = fields.text("vocab_map");
+  if (fields.has("encoder") && fields.record_or_null("encoder"))
+    throw std::runtime_error("encoder.cross is missing");
   if (model.backend.empty()) model.backend = backend;
   return model;
+}
+
+// What a bundle is for; encoder-decoders were refused before.
+void check_task(const Fields& fields) {
+  if (fields.has("task")) {
+    const std::string task = fields.text("task");
+    if (std::find(std::begin(kTasks), std::end(kTasks), task) == std::end(kTasks))
+      throw std::runtime_error("task is " + shown(task) + "; expected one of " + kTasks[0] + ", " +
+                               kTasks[1] + ", " + kTasks[2]);
+  }
+  if (fields.has("decoder_start") && !fields.wholes("decoder_start").empty())
+    throw std::runtime_error("decoder_start has tokens; expected none without an encoder");
 }
 
 std::optional<int> narrow(std::optional<std::int64_t> value) {
@@ -240,6 +259,7 @@ Record read_record(const Json& json) {
     file.only({"bytes", "sha256"});
     record.files[name] = {static_cast<std::uint64_t>(file.whole("bytes")), file.text("sha256"), {}};
   }
+  check_task(fields);
   check_acceptance(fields);
   check_origins(fields);
   check_manifest(record, gammas, windows);
@@ -272,6 +292,22 @@ Json load(const std::string& folder, const std::string& path) {
   }
 }
 
+// An encoder-decoder is told by what it is, not by its format alone.
+void refuse_encoder(const std::string& folder, const Json& json) {
+  const auto encodes = [&](const char* role) {
+    const Json* model = json.find(role);
+    if (model == nullptr || model->kind() != Json::Kind::kObject) return false;
+    const Json* encoder = model->find("encoder");
+    return encoder != nullptr && encoder->kind() == Json::Kind::kObject &&
+           encoder->find("cross") != nullptr;
+  };
+  if (!encodes("target") && !encodes("draft")) return;
+  throw Failure(SPECRT_UNSUPPORTED,
+                folder +
+                    " is an encoder-decoder, which the native implementation does not run; "
+                    "use the hosted implementation (-DSPECRT_IMPLEMENTATION=hosted)");
+}
+
 }  // namespace
 
 std::string read_text(const std::string& path, std::uint64_t most) {
@@ -291,6 +327,7 @@ std::string read_text(const std::string& path, std::uint64_t most) {
 Record read_manifest(const std::string& folder) {
   const std::string path = folder + "/manifest.json";
   const Json json = load(folder, path);
+  refuse_encoder(folder, json);
   const Json& written = json.at("format");
   if (written.kind() == Json::Kind::kInteger && written.integer() > kFormat)
     throw Failure(SPECRT_BUNDLE, folder + " has bundle format " + shown(written) +

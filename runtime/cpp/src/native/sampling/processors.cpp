@@ -339,17 +339,20 @@ std::unique_ptr<LogitsProcessors> build_processors(const Params& params, const S
   }
   Words words = spellings(p.bad_words, spell, vocabulary);
   if (!words.empty()) chain->add<BadWords>(std::move(words));
-  if (p.min_tokens > 0 && (!ends.empty() || !p.stop_token_ids.empty())) {
-    chain->add<MinTokens>(p.min_tokens, stops(p, ends, vocabulary));
+  const std::int64_t least = p.min_tokens.value_or(0);
+  if (least > 0 && (!ends.empty() || !p.stop_token_ids.empty())) {
+    chain->add<MinTokens>(least, stops(p, ends, vocabulary));
   }
   for (const auto& bias : p.logit_bias) check_id("logit_bias", bias.first, vocabulary);
   if (!p.logit_bias.empty()) chain->add<LogitBias>(p.logit_bias);
   for (const auto& processor : p.processors) chain->add<CallbackProcessor>(processor);
-  if (p.repetition_penalty != 1.0) chain->add<RepetitionPenalty>(p.repetition_penalty);
+  const double penalty = p.repetition_penalty.value_or(1.0);
+  if (penalty != 1.0) chain->add<RepetitionPenalty>(penalty);
   if (p.presence_penalty != 0.0 || p.frequency_penalty != 0.0) {
     chain->add<OutputPenalties>(p.presence_penalty, p.frequency_penalty);
   }
-  if (p.no_repeat_ngram_size > 0) chain->add<NoRepeatNgram>(p.no_repeat_ngram_size);
+  const std::int64_t size = p.no_repeat_ngram_size.value_or(0);
+  if (size > 0) chain->add<NoRepeatNgram>(size);
   refuse_structures(p);
   return chain->empty() ? nullptr : std::move(chain);
 }

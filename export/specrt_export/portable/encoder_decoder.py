@@ -1,0 +1,483 @@
+"""Traces an encoder-decoder: its decoder, its encoder, and what makes cross keys and values.
+
+The decoder keeps the contract of every decoder, and reads besides the cross keys and values of each
+row's source, and how long that is:
+
+    input_ids or features ── encoder ── hidden ── cross ── cross_key.{i}, cross_value.{i} ── decoder
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.initialization import no_init_weights
+
+from specrt.bundle import Geometry
+from specrt.errors import ExportError
+from specrt_export.portable.graph import OPTIONAL, PART, SOURCE, TASK, TIED, SourceGeometry
+from specrt_export.portable.hook import Buffers, Hook, Probe, Source, installed
+from specrt_export.portable.trace import (
+    BATCH,
+    LENGTH,
+    ROWS,
+    WIDTH,
+    Traced,
+    best,
+    build,
+    contract,
+    faked,
+    fill,
+    graph_of,
+    quiet,
+    rows_only,
+    stored_names,
+    traced,
+)
+from specrt_export.task import SPEECH, ModelTask, normalized
+
+SOURCE_WIDTH = 7
+"""Positions of the example source; no other example size is the same."""
+
+UNBOUNDED = 1 << 20
+"""Positions of a model whose positions are relative, which has no table that ends."""
+
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+def trace_encoder_decoder(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
+    """Trace the model that `folder`'s config.json describes: decoder, cross, and encoder if any.
+
+    Raises: ExportError if the model does not fit the graph contract, or does not trace.
+    """
+    return traced(folder, lambda: _trace(folder, task))
+
+
+def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
+    mode, hook = FakeTensorMode(), Hook()
+    with quiet(), installed(hook) as name:
+        with no_init_weights():  # some would copy values into what has none
+            model, buffers = build(folder, mode, task.factory)
+        model.tie_weights()
+        loose = _Loose.of(model, mode, buffers)
+        buffers |= _replace_biases(model, hook, mode)
+        _replace_positions(model, hook)
+        for module in model.modules():
+            if hasattr(module, "config"):  # an encoder and a decoder may have copies of their own
+                module.config._attn_implementation = name
+        with mode:
+            geometry, source = measure(model, hook, task)
+        hook.check_masks()
+        with mode:
+            graphs = {"": _decoder(model, hook, geometry, source)}
+            graphs["cross"] = _cross(model, hook, geometry, source)
+            if task.encodes:
+                graphs["encoder"] = _encoder(model, hook, source)
+    kind = str(model.config.model_type)
+    parts = []
+    for part, (graph, inputs, outputs) in graphs.items():
+        fill(graph, loose.names, buffers)
+        facts = {TASK: task.name, SOURCE: json.dumps(source.to_json())}
+        facts |= loose.facts(graph) | ({PART: part} if part else {})
+        one = Traced(graph, geometry, kind, inputs, outputs, facts, loose.optional)
+        parts.append(one)
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class _Loose:
+    """The weights of a model, each by itself: what is tied is found when a checkpoint is there.
+
+    A config may say that a checkpoint ties what it holds twice, as those of T5 1.1 do.
+    """
+
+    names: dict[str, str]
+    """The name in a checkpoint of each weight."""
+    tied: dict[str, tuple[str, ...]]
+    """For a weight that a checkpoint may not hold, those that it is tied to."""
+    optional: dict[str, NDArray[np.float32]]
+    """Those that a checkpoint may not hold, and what they are then."""
+
+    @classmethod
+    def of(cls, model: Any, mode: FakeTensorMode, buffers: dict[str, Tensor]) -> _Loose:
+        optional = {}
+        for path, module in model.named_modules():
+            kept = module._buffers.keys() - module._non_persistent_buffers_set
+            for name in sorted(kept):
+                whole = f"{path}.{name}".lstrip(".")
+                optional[whole] = buffers.pop(whole).numpy()
+            if hasattr(module, "create_weight"):  # a table that most checkpoints leave out
+                optional[f"{path}.weight"] = module.create_weight().numpy()
+        tied = _untie(model, mode)
+        names = stored_names(model) | {name: name for name in optional}
+        return cls(names, {names[n]: tuple(names[o] for o in tied[n]) for n in tied}, optional)
+
+    def facts(self, graph: Any) -> dict[str, str]:
+        """Return what a graph says of such weights among its own."""
+        there = graph.graph.initializers.keys()
+        tied = {name: others for name, others in self.tied.items() if name in there}
+        optional = sorted(self.optional.keys() & there)
+        return {k: json.dumps(v) for k, v in ((TIED, tied), (OPTIONAL, optional)) if v}
+
+
+def _untie(model: Any, mode: FakeTensorMode) -> dict[str, tuple[str, ...]]:
+    """Give every name of a tied parameter one of its own; return the other names of each."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    tied = {}
+    with faked(mode):
+        for names in (names for names in groups.values() if len(names) > 1):
+            for name in names:
+                owner, _, own = name.rpartition(".")
+                shape = model.get_parameter(name).shape
+                model.get_submodule(owner).register_parameter(
+                    own, torch.nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+                )
+                tied[name] = tuple(other for other in names if other != name)
+    return tied
+
+
+class RelativeBias:
+    """The bias of a module for relative positions, at the positions of each row.
+
+    A table says which bucket a distance is in, so that no graph has a logarithm:
+
+        buckets [D] ── Gather(weight [buckets, H]) ── [D, H] ── Gather(distance) ── [B, H, S, M]
+    """
+
+    def __init__(self, hook: Hook, module: Any) -> None:
+        self.hook = hook
+        self.module = module
+        self.reach = int(module.relative_attention_max_distance)
+
+    def __call__(self, query_length: Any, key_length: Any, *_: Any, **__: Any) -> Tensor:
+        """Return the bias [B, H, S, M], or [1, H, E, E] of an encoder."""
+        weight = self.module.relative_attention_bias(self.module.distance_buckets)
+        key, positions = torch.arange(key_length), self.hook.positions
+        if positions is None:
+            far = (key - key.unsqueeze(1)).clamp(-self.reach, self.reach) + self.reach
+            bias: Tensor = torch.nn.functional.embedding(far, weight).permute(2, 0, 1).unsqueeze(0)
+        else:
+            far = (positions.unsqueeze(-1) - key).clamp(0, self.reach)
+            bias = torch.nn.functional.embedding(far, weight).permute(0, 3, 1, 2)
+        self.hook.biases.append(bias)
+        return bias
+
+
+class _Identity(torch.nn.Module):
+    def forward(self, buckets: Tensor) -> Tensor:
+        return buckets.unsqueeze(-1)
+
+
+def bucket_table(module: Any) -> Tensor:
+    """Return the bucket of each distance, of a decoder from 0 on, of an encoder from -reach on.
+
+    Raises: ExportError for a module whose buckets go on beyond its greatest distance, or whose
+    bias is not one of each query and key.
+    """
+    if not {"device", "past_seen_tokens"} <= signature(module.compute_bias).parameters.keys():
+        raise ExportError(
+            f"{type(module).__name__} computes its relative bias in a way of its own, not for each "
+            "query and key; this model does not export"
+        )
+    reach, weight = int(module.relative_attention_max_distance), module.relative_attention_bias
+    most, cpu = 4 * reach, torch.device("cpu")
+    module.relative_attention_bias = _Identity()
+    try:
+        ends = 1 if module.is_decoder else 2
+        found = module.compute_bias(1, ends * most + 1, device=cpu, past_seen_tokens=most)
+    finally:
+        module.relative_attention_bias = weight
+    buckets = found.reshape(-1)
+    if module.is_decoder:
+        buckets = buckets.flip(0)
+        table, beyond = buckets[: reach + 1], [buckets[reach:]]
+    else:
+        table = buckets[most - reach : most + reach + 1]
+        beyond = [buckets[: most - reach + 1], buckets[most + reach :]]
+    if any((part != part[0]).any() for part in beyond):
+        raise ExportError(
+            f"{type(module).__name__} tells distances apart beyond {reach}, its "
+            "relative_attention_max_distance; this model does not export"
+        )
+    return cast(Tensor, table.to(torch.int64))
+
+
+def _replace_biases(model: Any, hook: Hook, mode: FakeTensorMode) -> dict[str, Tensor]:
+    """Let modules compute their relative bias row by row; return the tables that they read."""
+    tables = {}
+    for path, module in model.named_modules():
+        if not hasattr(module, "relative_attention_bias"):
+            continue
+        table = bucket_table(module)
+        module.register_buffer("distance_buckets", mode.from_tensor(table), persistent=False)
+        module.compute_bias = RelativeBias(hook, module)
+        tables[f"{path}.distance_buckets"] = table
+    return tables
+
+
+def _replace_positions(model: Any, hook: Hook) -> None:
+    """Let a decoder look up the position of each token of each row in its table."""
+    for name, module in model.get_decoder().named_modules():
+        if name.rpartition(".")[2] != "embed_positions":
+            continue
+        if not isinstance(module, torch.nn.Embedding):
+            raise ExportError(
+                f"{type(module).__name__} computes positions otherwise than by a table; this model "
+                "does not export"
+            )
+        cast(Any, module).forward = _positions(module, hook)
+
+
+def _positions(module: Any, hook: Hook) -> Callable[..., Tensor]:
+    def looked_up(*_: Any, **__: Any) -> Tensor:
+        assert hook.positions is not None
+        index = hook.positions + getattr(module, "offset", 0)
+        rows: Tensor = torch.nn.functional.embedding(index, module.weight)
+        return rows
+
+    return looked_up
+
+
+def table_size(part: Any) -> int:
+    """Return how many positions an encoder or a decoder has a table for."""
+    for name, module in part.named_modules():
+        if name.rpartition(".")[2] == "embed_positions":
+            return int(module.weight.shape[0]) - int(getattr(module, "offset", 0))
+    return UNBOUNDED
+
+
+class _Cache(EncoderDecoderCache):
+    """What transformers asks of the caches of a decoder and of its source."""
+
+    def __init__(self, own: Any, cross: Any, updated: dict[int, bool]) -> None:
+        self.self_attention_cache = own
+        self.cross_attention_cache = cross
+        self.is_updated = updated
+
+    def get_query_offset(self, *_: Any) -> int:
+        return 0
+
+
+def conditioned(own: Any, cross: Pairs) -> _Cache:
+    """Return a cache whose cross keys and values are there."""
+    layers = [SimpleNamespace(keys=key, values=value) for key, value in cross]
+    updated = dict.fromkeys(range(len(layers)), True)
+    return _Cache(own, SimpleNamespace(layers=layers), updated)
+
+
+class CrossProbe:
+    """A cache of a source that keeps the keys and values that it is shown."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        self.keys: list[Tensor] = []
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep a layer's keys and values [B, H, E, D]."""
+        self.pairs[layer] = (key, value)
+        self.keys.append(key)
+        return key, value
+
+
+def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGeometry]:
+    """Run the decoder once on fake tensors and read off the geometry it really has.
+
+    Raises: ExportError if its layers do not all keep keys and values of one shape.
+    """
+    sizes, config = normalized(model.config), model.config
+    layers, width = int(sizes.num_layers), int(sizes.hidden_size)
+    probe, cross = Probe(layers, WIDTH), CrossProbe()
+    positions = torch.arange(WIDTH).unsqueeze(0)
+    hook.begin(positions, Source(None, cross.keys))
+    output = _run(model, torch.zeros_like(positions), torch.zeros(1, SOURCE_WIDTH, width),
+                  _Cache(probe, cross, {}))  # fmt: skip
+    kept = sorted(probe.shapes) == sorted(cross.pairs) == sorted(hook.windows)
+    if not kept or sorted(probe.shapes) != list(range(layers)):
+        raise ExportError(
+            f"{config.model_type} attends to its text in layers {sorted(hook.windows)}, and to its "
+            f"source in {sorted(cross.pairs)}, of {layers}; the portable graph needs both in each, "
+            "through transformers' attention interface"
+        )
+    own = {shape for pair in probe.shapes.values() for shape in pair}
+    other = {tuple(one.shape) for pair in cross.pairs.values() for one in pair}
+    if len(own) != 1 or len(other) != 1:
+        raise ExportError(
+            f"{config.model_type} keeps keys and values of several shapes ({sorted(own)}, and "
+            f"{sorted(other)} of a source); the portable graph needs one for all layers"
+        )
+    (_, kv_heads, _, head_dim), (_, heads, _, cross_dim) = own.pop(), other.pop()
+    encoder, decoder, speech = model.get_encoder(), model.get_decoder(), task.name == SPEECH
+    source = SourceGeometry(
+        max_source=table_size(encoder),
+        width=width,
+        heads=heads,
+        head_dim=cross_dim,
+        vocab_size=0 if speech else len(encoder.get_input_embeddings().weight),
+        features=int(config.num_mel_bins) if speech else 0,
+        frames=_frames(encoder) if speech else 0,
+    )
+    geometry = Geometry(
+        layers=layers,
+        heads=hook.heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=int(output.logits.shape[-1]),
+        max_positions=table_size(decoder),
+        windows=tuple(hook.windows[layer] for layer in range(layers)),
+    )
+    return geometry, source
+
+
+def _frames(encoder: Any) -> int:
+    """Return how many frames an encoder of speech reads, always."""
+    strides = [m.stride[0] for m in encoder.modules() if isinstance(m, torch.nn.Conv1d)]
+    return int(np.prod(strides)) * table_size(encoder)
+
+
+def _run(model: Any, tokens: Tensor, hidden: Tensor, cache: _Cache) -> Any:
+    return model(
+        decoder_input_ids=tokens,
+        encoder_outputs=(hidden,),
+        past_key_values=cache,
+        use_cache=True,
+    )
+
+
+class ConditionedDecoder(torch.nn.Module):
+    """The graph contract of a decoder that attends to a source as well."""
+
+    def __init__(self, model: Any, hook: Hook) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+
+    def forward(
+        self, input_ids: Tensor, source_length: Tensor, start: Tensor, rows: Tensor,
+        cross: Pairs, pairs: Pairs,
+    ) -> tuple[Tensor, Tensor, Pairs]:  # fmt: skip
+        """Run the decoder at positions start .. start + S.
+
+        Shapes: input_ids [B, S], source_length [B], start [B], rows [R], cross pairs [B, H, E, D],
+        pairs [B, Hkv, M, D]; returns logits [B, R, V], their argmax [B, R] (-1 for a row with a
+        NaN), and the pairs as written.
+        """
+        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
+        buffers, keys = Buffers(pairs, start), [key for key, _ in cross]
+        self.hook.begin(positions, Source(source_length, keys))
+        # Of the states that cross keys were made of, a model reads only how many they are.
+        hidden = torch.zeros(input_ids.shape[0], keys[0].shape[2], 1)
+        with rows_only(self.model, rows):
+            logits = _run(self.model, input_ids, hidden, conditioned(buffers, cross)).logits
+        return logits, best(self.model, logits, False), buffers.pairs
+
+
+class CrossProjections(torch.nn.Module):
+    """What turns the hidden states of a source into the cross keys and values of each layer."""
+
+    def __init__(self, model: Any, hook: Hook) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+
+    def forward(self, hidden: Tensor) -> Pairs:
+        """Return a pair [B, H, E, D] of each layer, of hidden states [B, E, W]."""
+        tokens = torch.zeros(hidden.shape[0], 1, dtype=torch.int64)
+        probe, cross = Probe(1, 1), CrossProbe()
+        self.hook.begin(tokens, Source(None, cross.keys))
+        _run(self.model, tokens, hidden, _Cache(probe, cross, {}))
+        return [cross.pairs[layer] for layer in sorted(cross.pairs)]
+
+
+class TextEncoder(torch.nn.Module):
+    """The encoder of token ids."""
+
+    def __init__(self, model: Any, hook: Hook) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+
+    def forward(self, input_ids: Tensor, length: Tensor) -> Any:
+        """Return the hidden states [B, E, W] of sources [B, E], padded beyond `length` [B]."""
+        self.hook.begin(None, Source(length))
+        return self.model.get_encoder()(input_ids=input_ids).last_hidden_state
+
+
+class SpeechEncoder(torch.nn.Module):
+    """The encoder of features."""
+
+    def __init__(self, model: Any, hook: Hook) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+
+    def forward(self, input_features: Tensor) -> Any:
+        """Return the hidden states [B, E, W] of features [B, C, F]."""
+        self.hook.begin(None, Source(None))
+        return self.model.get_encoder()(input_features).last_hidden_state
+
+
+_Graph = tuple[Any, tuple[str, ...], tuple[str, ...]]
+
+
+def cross_names(layers: int) -> tuple[str, ...]:
+    """Return the names of cross keys and values."""
+    return tuple(f"cross_{kind}.{layer}" for layer in range(layers) for kind in ("key", "value"))
+
+
+def _decoder(model: Any, hook: Hook, geometry: Geometry, source: SourceGeometry) -> _Graph:
+    batch, width, length, rows, reach = (torch.export.Dim(name) for name in "BSMRE")
+    own = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
+    other = (BATCH, source.heads, SOURCE_WIDTH, source.head_dim)
+    count = range(geometry.layers)
+    inputs = (
+        torch.zeros(BATCH, WIDTH, dtype=torch.int64),
+        torch.ones(BATCH, dtype=torch.int64),
+        torch.zeros(BATCH, dtype=torch.int64),
+        torch.zeros(ROWS, dtype=torch.int64),
+        [(torch.zeros(other), torch.zeros(other)) for _ in count],
+        [(torch.zeros(own), torch.zeros(own)) for _ in count],
+    )
+    kv, cross = {0: batch, 2: length}, {0: batch, 2: reach}
+    shapes = (
+        {0: batch, 1: width}, {0: batch}, {0: batch}, {0: rows},
+        [(cross, cross) for _ in count], [(kv, kv) for _ in count],
+    )  # fmt: skip
+    graph = graph_of(ConditionedDecoder(model, hook).eval(), inputs, shapes)
+    (tokens, *names), outputs = contract(geometry.layers, reads=cross_names(geometry.layers))
+    return graph, (tokens, "source_length", *names), outputs
+
+
+def _cross(model: Any, hook: Hook, geometry: Geometry, source: SourceGeometry) -> _Graph:
+    batch, reach = (torch.export.Dim(name) for name in "BE")
+    inputs = (torch.zeros(BATCH, SOURCE_WIDTH, source.width),)
+    graph = graph_of(CrossProjections(model, hook).eval(), inputs, ({0: batch, 1: reach},))
+    return graph, ("hidden",), cross_names(geometry.layers)
+
+
+def _encoder(model: Any, hook: Hook, source: SourceGeometry) -> _Graph:
+    batch, reach = (torch.export.Dim(name) for name in "BE")
+    if source.features:
+        features = (torch.zeros(BATCH, source.features, source.frames),)
+        graph = graph_of(SpeechEncoder(model, hook).eval(), features, ({0: batch},))
+        return graph, ("input_features",), ("hidden",)
+    tokens = torch.zeros(BATCH, SOURCE_WIDTH, dtype=torch.int64)
+    lengths = torch.ones(BATCH, dtype=torch.int64)
+    graph = graph_of(
+        TextEncoder(model, hook).eval(), (tokens, lengths), ({0: batch, 1: reach}, {0: batch})
+    )
+    return graph, ("input_ids", "length"), ("hidden",)

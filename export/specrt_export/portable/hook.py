@@ -1,0 +1,304 @@
+"""What stands in for attention, masks and caches while a model is traced.
+
+transformers lets a caller name the functions that compute attention and masks, and pass a cache
+object. `Hook` and `Buffers` emit `Attention` and `TensorScatter` of ONNX opset 24, so that one hook
+serves every model that uses that interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.onnx.ops import symbolic
+
+from specrt.errors import ExportError
+
+NAME = "specrt"
+
+OPSET = 24
+
+
+class _Empty:
+    """The questions about length that transformers asks a cache; the graph's answer is `start`."""
+
+    is_compileable = False
+
+    def __init__(self, layers: int, length: int | torch.SymInt) -> None:
+        self.is_sliding = self.is_linear = self.is_dummy = [False] * layers
+        self.length = length
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+    def get_query_offset(self, *_: Any) -> int:
+        return 0
+
+    def get_mask_sizes(self, *_: Any) -> tuple[int | torch.SymInt, int]:
+        return self.length, 0
+
+    def get_max_length(self, *_: Any) -> int | torch.SymInt:
+        return self.length
+
+    def get_max_cache_shape(self, *_: Any) -> int | torch.SymInt:
+        return self.length
+
+
+class Probe(_Empty):
+    """A cache that stores nothing and remembers the shapes it was shown."""
+
+    def __init__(self, layers: int, length: int) -> None:
+        super().__init__(layers, length)
+        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Remember the layer's shapes."""
+        self.shapes[layer] = (tuple(key.shape), tuple(value.shape))
+        return key, value
+
+
+class Buffers(_Empty):
+    """The fixed KV buffers of the graph contract, written at `start` of each row."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], start: Tensor) -> None:
+        super().__init__(len(pairs), pairs[0][0].shape[2])
+        self.start = start
+        self.pairs = list(pairs)
+
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [B, Hkv, S, D] into the layer's buffers [B, Hkv, M, D]."""
+        old_key, old_value = self.pairs[layer]
+        self.pairs[layer] = (self._scatter(old_key, key), self._scatter(old_value, value))
+        return self.pairs[layer]
+
+    def _scatter(self, buffer: Tensor, new: Tensor) -> Tensor:
+        return symbolic(
+            "TensorScatter",
+            [buffer, new, self.start],
+            {"axis": -2, "mode": "linear"},
+            dtype=buffer.dtype,
+            shape=buffer.shape,
+            version=OPSET,
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a traced pass knows of the sources of its rows."""
+
+    length: Tensor | None
+    """Positions [B] of each that are not padding; None where none is."""
+    keys: Sequence[Tensor] = ()
+    """The cross keys of each layer, by which a decoder's attention to a source is known."""
+
+
+class Hook:
+    """The attention and mask functions of one traced forward pass."""
+
+    def __init__(self) -> None:
+        self.windows: dict[int, int] = {}
+        """Per layer of a decoder that attended, how many latest keys it sees; 0 for all."""
+        self.heads = 0
+        """Query heads of the layers that attended."""
+        self.positions: Tensor | None = None
+        self.source: Source | None = None
+        self._masks: dict[int, Tensor] = {}
+        self._seen: dict[int, Tensor] = {}
+        self._rules: dict[int, Callable[..., Tensor]] = {}
+        self._source_masks: list[Tensor] = []
+        self._biased: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.biases: list[Tensor] = []
+        """The relative position biases of the pass, made for the positions of each row."""
+
+    def begin(self, positions: Tensor | None, source: Source | None = None) -> None:
+        """Start a forward pass whose tokens sit at `positions` [B, S], or one over a source."""
+        self.positions = positions
+        self.source = source
+        self._masks, self._seen, self._source_masks = {}, {}, []
+        self._biased, self.biases = [], []
+
+    def mask(
+        self,
+        kv_length: int | torch.SymInt,
+        mask_function: Callable[..., Tensor],
+        local_size: int | None = None,
+        q_length: int | torch.SymInt = 1,
+        **_: Any,
+    ) -> Tensor | None:
+        """Return the additive mask [B, 1, S, M], computed once for each window.
+
+        Of attention to a source it is [B, 1, S, E]; None where all of it is seen.
+        """
+        from transformers.masking_utils import bidirectional_mask_function
+
+        if self.source is not None and mask_function is cast(Any, bidirectional_mask_function):
+            return self._source_mask(q_length, kv_length)
+        assert self.positions is not None, "begin() comes before the model runs"
+        window = local_size or 0
+        self._rules[window] = mask_function
+        if window not in self._masks:
+            query = self.positions.unsqueeze(1).unsqueeze(-1)
+            seen = visible(query, torch.arange(cast(int, kv_length)), window)
+            self._seen[window] = seen
+            self._masks[window] = hidden_unless(seen)
+        return self._masks[window]
+
+    def _source_mask(self, queries: int | torch.SymInt, width: int | torch.SymInt) -> Tensor | None:
+        assert self.source is not None
+        if self.source.length is None:
+            return None
+        if not self._source_masks:
+            seen = torch.arange(cast(int, width)) < self.source.length.unsqueeze(1)
+            seen = seen.unsqueeze(1).unsqueeze(1)
+            # ONNX Runtime takes no mask that is to be repeated for each query.
+            mask = hidden_unless(seen).expand(-1, -1, cast(int, queries), -1)
+            self._source_masks = [mask, seen]
+        return self._source_masks[0]
+
+    def check_masks(self) -> None:
+        """Hold the masks made against the rules the model gave for them, at every edge.
+
+        Raises: ExportError if a model attends in another way than causally within a window.
+        """
+        for window, rule in self._rules.items():
+            near = {edge + step for edge in (2, window, 2 * window) for step in range(-2, 3)}
+            index = torch.tensor(sorted(near - {-2, -1}))
+            query, key = index.unsqueeze(1), index.unsqueeze(0)
+            if not torch.equal(rule(0, 0, query, key), visible(query, key, window)):
+                raise ExportError(
+                    "the model's attention mask is neither causal nor a sliding window (it may be "
+                    "chunked or bidirectional); this model does not export"
+                )
+
+    def attention(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        **extra: Any,
+    ) -> tuple[Tensor, None]:
+        """Emit `Attention` on query [B, H, S, D] and cached keys and values; return [B, S, H, D].
+
+        Raises: ExportError for a term of the attention that the operator does not have.
+        """
+        for term in ("s_aux", "indices", "attention_mask"):
+            if extra.get(term) is not None:
+                raise _another_term(module, term)
+        mask = self._checked(module, query, key, mask, extra.get("position_bias"))
+        attributes: dict[str, Any] = {}
+        if scaling is not None:
+            attributes["scale"] = float(scaling)
+        if softcap:
+            attributes["softcap"] = float(softcap)
+        shape = (*query.shape[:3], value.shape[-1])
+        inputs = [query, key, value, *([] if mask is None else [mask])]
+        if self.source is None or not self._crosses(key):
+            self.heads = int(query.shape[1])
+        out = symbolic(
+            "Attention", inputs, attributes, dtype=query.dtype, shape=shape, version=OPSET
+        )
+        return out.transpose(1, 2), None
+
+    def _checked(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, mask: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor | None:  # fmt: skip
+        """Return the mask of a call, the bias of relative positions in it.
+
+        Raises: ExportError for a mask or a bias that the model made itself.
+        """
+        if self._crosses(key):
+            # A model that has biases makes zeros for a source, where it has no such table.
+            if bias is not None and getattr(module, "has_relative_attention_bias", True):
+                raise _another_term(module, "position_bias")
+            own = self._source_mask(query.shape[2], key.shape[2])
+            if mask is not None and mask is not own:
+                raise _own_mask(module)
+            return own
+        if self.source is not None and self.positions is None:
+            if mask is not self._source_mask(query.shape[2], key.shape[2]):
+                raise _own_mask(module)
+            seen = self._source_masks[1] if self._source_masks else None
+        else:
+            window = self._window(module, mask)
+            self.windows[int(module.layer_idx)] = window  # type: ignore[arg-type]
+            seen = self._seen.get(window)
+        return mask if bias is None else self._with_bias(module, seen, bias)
+
+    def _crosses(self, key: Tensor) -> bool:
+        return self.source is not None and any(key is one for one in self.source.keys)
+
+    def _with_bias(self, module: torch.nn.Module, seen: Tensor | None, bias: Tensor) -> Tensor:
+        """Return the additive mask [B, H, S, M] of a bias, computed once for all layers."""
+        if not any(bias is made for made in self.biases):
+            raise _another_term(module, "position_bias")
+        if seen is None:
+            return bias
+        for of, where, made in self._biased:
+            if of is bias and where is seen:
+                return made
+        made = hidden_unless(seen, bias)
+        self._biased.append((bias, seen, made))
+        return made
+
+    def _window(self, module: torch.nn.Module, mask: Tensor | None) -> int:
+        for window, built in self._masks.items():
+            if built is mask:
+                return window
+        raise _own_mask(module)
+
+
+def _another_term(module: torch.nn.Module, term: str) -> ExportError:
+    return ExportError(
+        f"{type(module).__name__} adds {term!r} to its attention, which ONNX's "
+        "Attention operator has no place for; this model does not export"
+    )
+
+
+def _own_mask(module: torch.nn.Module) -> ExportError:
+    return ExportError(
+        f"{type(module).__name__} builds its attention mask itself, not through transformers' "
+        "mask interface; this model does not export"
+    )
+
+
+def hidden_unless(seen: Tensor, value: Tensor | None = None) -> Tensor:
+    """Return what is added to scores: `value` or 0 where a key is seen, else the least.
+
+    Never a sum of both, which overflows in fp16.
+    """
+    unseen = torch.full((), torch.finfo(torch.float32).min, dtype=torch.float32)
+    return torch.where(seen, torch.zeros(()) if value is None else value, unseen)
+
+
+def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """Return whether a query position sees a key position; window 0 sees all before it."""
+    seen = key <= query
+    return seen & (key > query - window) if window else seen
+
+
+@contextmanager
+def installed(hook: Hook) -> Iterator[str]:
+    """Register a hook with transformers and yield its name; nothing of it stays after."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, hook.attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, hook.mask)
+    try:
+        yield NAME
+    finally:
+        for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+            registry._global_mapping.pop(NAME, None)

@@ -1,0 +1,240 @@
+"""Encoder-decoders on ONNX Runtime with the CPU kernels: a decoder whose rows are texts of sources.
+
+    source ── encoder ── hidden states ── cross projections ── cross keys and values of a row
+
+That runs once a request, for one row and the exact length of its source; passes of the decoder then
+read what it left, and are those of every other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from specrt.bundle import EncoderRecord, Geometry
+from specrt.engine.kernels import aligned_zeros
+from specrt.engine.ort import TILE, OrtEngine, RowScores, open_session
+from specrt.engine.protocol import CLOSED, Engine, Feed, Source
+from specrt.errors import EngineError, first_line, shortage
+from specrt.held_file import HeldFile
+
+NEEDS_KERNELS = "encoder-decoders run on specrt's CPU kernels alone"
+
+Hidden = NDArray[np.float32]
+
+
+class EncoderDecoderEngine(OrtEngine):
+    """A decoder over the KV buffers of its rows, and the cross keys and values of their sources.
+
+    `hidden` are the hidden states [E, W] of each row's source, which a draft without an encoder of
+    its own reads. Such a draft without its target beside it has hidden states for sources.
+    Shapes: cross keys of a layer are [batch, heads, E / 16, head_dim, 16] and its cross values
+        [batch, heads, E, head_dim], E being `max_source` in whole groups of 16.
+    """
+
+    def __init__(
+        self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *,
+        record: EncoderRecord, cross: Any, encoder: Any, shared: Sequence[Hidden | None] | None,
+        batch: int, max_length: int, max_width: int,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
+        )
+        self.max_source = record.max_source
+        self.hidden: list[Hidden | None] = [None] * batch
+        self._record = record
+        self._cross, self._encoder, self._shared = cross, encoder, shared
+        self._names = [output.name for output in cross.get_outputs()]
+        self._lengths = np.zeros(batch, np.int64)
+        self._read_only = {"source_lengths": self._lengths, **self._allocate_cross()}
+
+    def _allocate_cross(self) -> dict[str, NDArray[np.float32]]:
+        one, groups = self._record, -(-self.max_source // TILE)
+        shapes = {
+            "key": (self.batch, one.heads, groups, one.head_dim, TILE),
+            "value": (self.batch, one.heads, groups * TILE, -(-one.head_dim // TILE) * TILE),
+        }
+        names = {
+            f"cross_{kind}.{i}": shape
+            for kind, shape in shapes.items()
+            for i in range(self.geometry.layers)
+        }
+        self.check_shapes(names)
+        return {name: aligned_zeros(shape) for name, shape in names.items()}
+
+    def condition(self, row: int, source: Source) -> None:
+        """Read a source for a row; see `ConditionedEngine.condition`."""
+        if self._session is None:
+            raise EngineError(CLOSED)
+        if row not in range(self.batch):
+            raise EngineError(
+                f"a source was given to row {row}; expected a row from 0 to {self.batch - 1}"
+            )
+        hidden = self._left(row) if self._shared is not None else self._read(source)
+        pairs = _run(self._cross, self._names, {"hidden": hidden[None]}, len(hidden))
+        for name, pair in zip(self._names, pairs, strict=True):
+            self._keep(row, name, pair[0])
+        self._lengths[row] = len(hidden)
+        self.hidden[row] = hidden
+
+    def _read(self, source: Source) -> Hidden:
+        """Return the hidden states [E, W] of a source."""
+        given: NDArray[Any] = np.asarray(source)
+        if self._encoder is None:
+            return self._checked_states(given)
+        feeds: dict[str, NDArray[Any]]
+        if self._record.features:
+            feeds = {"input_features": self._checked_features(given)[None]}
+        else:
+            feeds = {"input_ids": self._checked_tokens(given)[None]}
+        (hidden,) = _run(self._encoder, ["hidden"], feeds, given.shape[-1])
+        states: Hidden = hidden[0]
+        return states
+
+    def _checked_tokens(self, source: NDArray[Any]) -> NDArray[np.int64]:
+        if source.ndim != 1 or (source.size and source.dtype.kind not in "iu"):
+            raise EngineError(
+                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
+                "expected token ids in one row"
+            )
+        if not 0 < len(source) <= self.max_source:
+            raise EngineError(
+                f"a source of {len(source)} tokens was given; expected 1 to {self.max_source}: "
+                + ("shorten it, or build with a larger max_source" if len(source) else "name one")
+            )
+        return source.astype(np.int64)
+
+    def _checked_features(self, source: NDArray[Any]) -> NDArray[np.float32]:
+        expected = self._record.features, self._record.frames
+        if source.shape != expected or source.dtype.kind != "f":
+            raise EngineError(
+                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
+                f"expected features of type float32 and shape {list(expected)}"
+            )
+        return source.astype(np.float32)
+
+    def _checked_states(self, source: NDArray[Any]) -> Hidden:
+        width = self._record.width
+        if source.ndim != 2 or source.shape[1] != width or source.dtype.kind != "f":
+            raise EngineError(
+                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
+                f"expected hidden states of type float32 and shape [1 to {self.max_source}, "
+                f"{width}]"
+            )
+        if not 0 < len(source) <= self.max_source:
+            raise EngineError(
+                f"{len(source)} hidden states were given; expected 1 to {self.max_source}"
+            )
+        return source.astype(np.float32)
+
+    def _left(self, row: int) -> Hidden:
+        """Return the hidden states that the target left for a row."""
+        hidden = self._shared[row] if self._shared is not None else None
+        if hidden is None:
+            raise EngineError(
+                f"row {row} of the target has no source, and the draft reads the target's: give "
+                "it to the target first"
+            )
+        if len(hidden) > self.max_source:
+            raise EngineError(
+                f"the target left a source of {len(hidden)} positions, and the draft was built for "
+                f"{self.max_source}; build both with one max_source"
+            )
+        return hidden
+
+    def _keep(self, row: int, name: str, pair: NDArray[np.float32]) -> None:
+        """Put cross keys or values [heads, E, head_dim] of a layer into the row's buffers."""
+        heads, length, size = pair.shape
+        buffer = self._read_only[name]
+        if name.startswith("cross_value"):
+            buffer[row, :, :length, :size] = pair
+            return
+        groups = -(-length // TILE)
+        whole = np.zeros((heads, groups * TILE, size), np.float32)
+        whole[:, :length] = pair
+        buffer[row, :, :groups] = whole.reshape(heads, groups, TILE, size).swapaxes(2, 3)
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
+        """Run one pass over some of the rows; see `PackedEngine.forward_rows`.
+
+        Raises: EngineError also for a row without a source.
+        """
+        for feed in feeds:
+            if feed.row in range(self.batch) and not self._lengths[feed.row]:
+                raise EngineError(
+                    f"row {feed.row} was fed tokens before it was given a source; call condition "
+                    "first"
+                )
+        return super().forward_rows(feeds)
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` positions of a row, and its source, to another row."""
+        super().copy_row(source, to, length)
+        if source == to:
+            return
+        end = int(self._lengths[source])
+        for name, buffer in self._read_only.items():
+            if name.startswith("cross_"):
+                count = end if name.startswith("cross_value") else -(-end // TILE)
+                buffer[to, :, :count] = buffer[source, :, :count]
+        self._lengths[to] = end
+        self.hidden[to] = self.hidden[source]
+
+    def close(self) -> None:
+        """Drop the sessions, the binding and all buffers."""
+        super().close()
+        self._cross = self._encoder = self._shared = None
+        self._read_only.clear()
+        self.hidden = []
+
+
+def _run(session: Any, names: list[str], feeds: dict[str, NDArray[Any]], length: int) -> list[Any]:
+    """Run a session once over a source.
+
+    Raises: EngineError with the library's reason.
+    """
+    try:
+        found: list[Any] = session.run(names, feeds)
+    except Exception as error:  # the library raises its own pybind types
+        reason = "; ".join(filter(None, (first_line(error), shortage(error))))
+        raise EngineError(
+            f"ONNX Runtime {ort.__version__} failed on a source of length {length}: {reason}"
+        ) from error
+    return found
+
+
+def open_encoder_decoder(
+    path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
+    batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
+) -> EncoderDecoderEngine:  # fmt: skip
+    """Open a decoder and, from the same folder, what conditions it.
+
+    Raises: EngineError, also where a draft is to read an encoder that `beside` does not have.
+    """
+    shared = None
+    if not record.encoder and beside is not None:
+        shared = getattr(beside, "hidden", None)
+        width = getattr(getattr(beside, "_record", None), "width", record.width)
+        if shared is None or width != record.width:
+            left = "has no encoder" if shared is None else f"leaves hidden states of width {width}"
+            raise EngineError(
+                f"{path} reads the hidden states of its target, of width {record.width}, and that "
+                f"{left} here; build both in one bundle of `ort-cpu`"
+            )
+    opened = {}
+    for part, name in (("cross", record.cross), ("encoder", record.encoder)):
+        if name:
+            place = path.with_name(PurePosixPath(name).name)
+            opened[part] = open_session(place, files, threads)
+    session, weights = open_session(path, files, threads)
+    held = (*weights, *(weight for _, own in opened.values() for weight in own))
+    return EncoderDecoderEngine(
+        session, held, geometry, record=record, cross=opened["cross"][0],
+        encoder=opened["encoder"][0] if "encoder" in opened else None, shared=shared, batch=batch,
+        max_length=max_length, max_width=max_width,
+    )  # fmt: skip

@@ -1,0 +1,330 @@
+"""Encoder-decoders: the contract of their graphs, their weights, and parity with transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import helper, numpy_helper
+
+from portable.zoo import BARE, ENCODER_DECODERS, Exported
+from specrt.cli.export import command
+from specrt.errors import CheckpointError, ExportError
+from specrt_export.check.equivalence import check_parity
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.inputs import decoder_start, shares_encoder
+from specrt_export.portable.attachment import attach_graph
+from specrt_export.portable.exporter import check_support
+from specrt_export.portable.graph import PARTS, facts_of, part_path, source_of
+from specrt_export.task import SPEECH, TEXT_GENERATION, TEXT_TO_TEXT, ModelTask, normalized, task_of
+
+pytestmark = pytest.mark.export
+
+Zoo = Callable[[str], Exported]
+
+OFTEN = ("t5_untied", "bart_biased", "whisper")
+"""Relative bias and weights held twice; positions from a table; speech."""
+
+
+def families() -> list[Any]:
+    """Return all families, those not of `OFTEN` nightly."""
+    nightly = pytest.mark.nightly
+    return [n if n in OFTEN else pytest.param(n, marks=nightly) for n in ENCODER_DECODERS]
+
+
+def load(path: Path) -> onnx.ModelProto:
+    return onnx.load(path, load_external_data=False)
+
+
+def graphs(one: Exported) -> dict[str, onnx.ModelProto]:
+    paths = {"": one.graph, **{part: part_path(one.graph, part) for part in PARTS}}
+    return {part: load(path) for part, path in paths.items() if path.is_file()}
+
+
+def shapes(values: Any) -> dict[str, list[str | int]]:
+    return {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values
+    }
+
+
+@pytest.mark.parametrize("name", families())
+def test_graphs_agree_with_their_model(name: str, exported: Zoo) -> None:
+    one = exported(name)
+    report = check_parity(one.checkpoint, one.graph)
+    assert [case.name for case in report.cases] == ["prefill", "offset", "rollback", "far"]
+    assert report.error < 1e-5, report
+    assert all(case.argmax_equal == case.rows for case in report.cases)
+
+
+@pytest.mark.parametrize("name", families())
+def test_graphs_keep_the_contract(name: str, exported: Zoo) -> None:
+    one = exported(name)
+    parts, g = graphs(one), one.geometry
+    source = source_of(parts[""])
+    assert source is not None
+    assert sorted(parts) == ["", "cross", *(["encoder"] if name != "whisper_draft" else [])]
+    cross = ["B", source.heads, "E", source.head_dim]
+    kv = ["B", g.kv_heads, "M", g.head_dim]
+    layers = range(3 if "t5" in name else 2)
+    own = {f"{kind}.{i}": kv for i in layers for kind in ("key", "value")}
+    other = {f"cross_{kind}.{i}": cross for i in layers for kind in ("key", "value")}
+    alone = {"input_ids": ["B", "S"], "source_length": ["B"], "start": ["B"], "rows": ["R"]}
+    assert shapes(parts[""].graph.input) == {**alone, **other, **own}
+    assert shapes(parts[""].graph.output) == {
+        "logits": ["B", "R", 160], "argmax": ["B", "R"],
+        **{f"present_{pair}": kv for pair in own},
+    }  # fmt: skip
+    assert shapes(parts["cross"].graph.input) == {"hidden": ["B", "E", 32]}
+    assert shapes(parts["cross"].graph.output) == other
+    if "encoder" in parts:
+        read = {"input_ids": ["B", "E"], "length": ["B"]}
+        if source.features:
+            read = {"input_features": ["B", source.features, source.frames]}
+        assert shapes(parts["encoder"].graph.input) == read
+    for part, model in parts.items():
+        assert facts_of(model).get("specrt.part", "") == part
+        assert model.ir_version == 11
+        assert [(o.domain, o.version) for o in model.opset_import] == [("", 24)]
+        assert not any(node.op_type == "Log" for node in model.graph.node)
+        for node in (n for n in model.graph.node if n.op_type == "Attention"):
+            assert "scale" in [a.name for a in node.attribute], node.name
+    attentions = [n for n in parts[""].graph.node if n.op_type == "Attention"]
+    assert [n.input[1] for n in attentions] == [
+        key for i in layers for key in (f"present_key.{i}", f"cross_key.{i}")
+    ]
+    users = [n.op_type for n in parts[""].graph.node for i in n.input if i.startswith("cross_")]
+    assert set(users) == {"Attention", "Shape"} or set(users) == {"Attention"}
+
+
+@pytest.mark.parametrize("name", families())
+def test_graphs_are_valid_and_weights_are_the_checkpoints_own(
+    name: str, exported: Zoo, tmp_path: Path
+) -> None:
+    one = exported(name)
+    folder = shutil.copytree(one.checkpoint.folder, tmp_path / "whole")
+    used = set()
+    for part, model in graphs(one).items():
+        onnx.save(model, folder / f"{part}.onnx")
+        onnx.checker.check_model(folder / f"{part}.onnx", full_check=True)
+        for tensor in model.graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                used.add(tensor.name)
+                place = {entry.key: entry.value for entry in tensor.external_data}
+                stored = one.checkpoint.weights[tensor.name]
+                assert (place["location"], int(place["offset"])) == (
+                    stored.file.name, stored.offset,
+                )  # fmt: skip
+            elif not tensor.name.endswith("embed_positions.weight"):
+                assert len(tensor.raw_data) <= 8 * 257, tensor.name
+    zeros = {"final_logits_bias"} if name in ("bart", "mbart") else set()
+    assert used == one.checkpoint.weights.keys() - zeros
+
+
+@pytest.mark.parametrize("name", ["t5_untied", pytest.param("marian", marks=pytest.mark.nightly)])
+def test_weights_are_attached_later(name: str, exported: Zoo, tmp_path: Path) -> None:
+    one, bare = exported(name), exported(name + BARE)
+    whole = attach_graph(bare.graph, one.checkpoint, tmp_path / "graph.onnx")
+    assert len(whole.parts) == 2
+    for path in (one.graph, *(part_path(one.graph, part) for part in PARTS)):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def share_first_row(model: onnx.ModelProto) -> None:
+    """Give every row the bias of the first one's positions."""
+    (node,) = (n for n in model.graph.node if n.op_type == "Clip")
+    at = list(model.graph.node).index(node)
+    first = helper.make_node("Gather", [node.output[0], "zeros"], ["first"], axis=0)
+    for user in model.graph.node:
+        user.input[:] = ["first" if name == node.output[0] else name for name in user.input]
+    model.graph.node.insert(at + 1, first)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.int64), "zeros"))
+
+
+def swap_lengths(model: onnx.ModelProto) -> None:
+    """Hide what the other row's source has not."""
+    (node,) = (
+        n for n in model.graph.node if n.op_type == "Unsqueeze" and "source_length" in n.input
+    )
+    node.input[0] = "swapped"
+    swap = helper.make_node("Gather", ["source_length", "other"], ["swapped"], axis=0)
+    model.graph.node.insert(0, swap)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 0]), "other"))
+
+
+def swap_positions(model: onnx.ModelProto) -> None:
+    """Look positions up in the table for the other row."""
+    (node,) = (n for n in model.graph.node if "embed_positions.weight" in "".join(n.input))
+    at = list(model.graph.node).index(node)
+    swap = helper.make_node("Gather", [node.input[1], "other"], ["swapped"], axis=0)
+    node.input[1] = "swapped"
+    model.graph.node.insert(at, swap)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 0]), "other"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "case"),
+    [
+        ("t5_untied", share_first_row, "rollback"),
+        ("t5_untied", swap_lengths, "prefill"),
+        ("bart_biased", swap_lengths, "prefill"),
+        ("bart_biased", swap_positions, "rollback"),
+        ("whisper", swap_positions, "rollback"),
+    ],
+)
+def test_parity_finds_a_row_that_is_taken_for_another(
+    name: str, fault: Callable[[onnx.ModelProto], None], case: str, exported: Zoo, tmp_path: Path
+) -> None:
+    one = exported(name)
+    for part in PARTS:
+        path = part_path(one.graph, part)
+        shutil.copyfile(path, tmp_path / path.name)
+    model = load(one.graph)
+    fault(model)
+    onnx.save(model, tmp_path / one.graph.name)
+    with pytest.raises(ExportError, match=f"disagrees with the model at '{case}'"):
+        check_parity(one.checkpoint, tmp_path / one.graph.name)
+
+
+def test_the_command_writes_and_checks_all_graphs(exported: Zoo, tmp_path: Path) -> None:
+    one = exported("t5_untied")
+    line = [str(one.checkpoint.folder), "--out", str(tmp_path / "graphs"), "--json"]
+    for options in (["--config-only"], ["--attach", "--check"]):
+        done = CliRunner().invoke(command, [*line, *options], catch_exceptions=False)
+        facts = json.loads(done.stdout)
+    names = ["cross.onnx", "decoder.onnx", "encoder.onnx"]
+    assert sorted(path.name for path in (tmp_path / "graphs").iterdir()) == names
+    assert [Path(part["path"]).name for part in facts["parts"]] == ["cross.onnx", "encoder.onnx"]
+    assert facts["parity"]["error"] < 1e-5
+    for name, made in (("decoder", ""), ("encoder", "encoder"), ("cross", "cross")):
+        path = part_path(one.graph, made) if made else one.graph
+        assert (tmp_path / "graphs" / f"{name}.onnx").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({"model_type": "t5"}, ModelTask(TEXT_TO_TEXT, encodes=True)),
+        ({"model_type": "bart", "architectures": ["BartForConditionalGeneration"]},
+         ModelTask(TEXT_TO_TEXT, encodes=True)),
+        ({"model_type": "bart", "architectures": ["BartForCausalLM"]}, ModelTask(TEXT_GENERATION)),
+        ({"model_type": "whisper"}, ModelTask(SPEECH, encodes=True)),
+        ({"model_type": "whisper", "architectures": ["WhisperForCausalLM"]}, ModelTask(SPEECH)),
+        ({"model_type": "llama"}, ModelTask(TEXT_GENERATION)),
+        ({"model_type": "vit"}, None),
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_is_for(config: dict[str, Any], task: ModelTask | None) -> None:
+    assert task_of(config) == task
+
+
+def test_sizes_of_a_decoder_are_not_its_encoders() -> None:
+    from transformers import BartConfig, T5Config
+
+    bart = normalized(BartConfig(encoder_layers=2, decoder_layers=5, decoder_attention_heads=4))
+    assert (bart.num_layers, bart.num_attention_heads, bart.hidden_size) == (5, 4, 1024)
+    assert normalized(T5Config(num_layers=2, num_decoder_layers=3)).num_layers == 3
+
+
+@pytest.mark.parametrize("kind", ["led", "longt5", "m2m_100"])
+def test_what_does_not_keep_the_contract_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    from specrt_export.portable.exporter import export_graph
+
+    sizes = dict.fromkeys(("num_layers", "encoder_layers", "decoder_layers"), 1)
+    config = AutoConfig.for_model(kind, vocab_size=60, d_model=32, hidden_size=32, **sizes)
+    config.save_pretrained(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path, config_only=True)
+    with pytest.raises(ExportError) as refused:
+        export_graph(checkpoint, tmp_path / "decoder.onnx")
+    assert "does not trace" not in str(refused.value), refused.value
+
+
+def configured(folder: Path, config: dict[str, Any], **generation: Any) -> Checkpoint:
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return Checkpoint(folder, {"vocab_size": 90, **config}, {})
+
+
+LANGUAGES = {"<|en|>": 50, "<|de|>": 51}
+TASKS = {"transcribe": 60, "translate": 61}
+
+
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [
+        ({}, (3,)),
+        ({"no_timestamps_token_id": 70}, (3, 70)),
+        ({"lang_to_id": LANGUAGES, "task_to_id": TASKS, "no_timestamps_token_id": 70},
+         (3, 50, 60, 70)),
+        ({"lang_to_id": LANGUAGES, "task_to_id": TASKS, "language": "de", "task": "translate"},
+         (3, 51, 61)),
+        ({"forced_decoder_ids": [[2, 60], [1, 50], [3, 70]], "no_timestamps_token_id": 70},
+         (3, 50, 60, 70)),
+    ],
+)  # fmt: skip
+def test_how_a_text_of_speech_begins(
+    settings: dict[str, Any], start: tuple[int, ...], tmp_path: Path
+) -> None:
+    assert (
+        decoder_start(configured(tmp_path, {"decoder_start_token_id": 3}, **settings), SPEECH)
+        == start
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"language": "xx", "lang_to_id": LANGUAGES}, "language 'xx'.*correct generation_config"),
+        (
+            {"lang_to_id": LANGUAGES, "task": "sing", "task_to_id": TASKS},
+            r"task_to_id\[sing\] None",
+        ),
+        ({"forced_decoder_ids": 7}, "forced_decoder_ids 7; expected pairs"),
+        ({"no_timestamps_token_id": 95}, "no_timestamps_token_id 95; expected token ids from 0"),
+    ],
+)
+def test_what_no_text_of_speech_begins_with_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        decoder_start(configured(tmp_path, {"decoder_start_token_id": 3}, **settings), SPEECH)
+
+
+def test_how_a_text_of_a_text_begins(tmp_path: Path) -> None:
+    assert decoder_start(configured(tmp_path, {}, bos_token_id=4), TEXT_TO_TEXT) == (4,)
+    assert decoder_start(configured(tmp_path, {"vocab_size": 3}), TEXT_GENERATION) == ()
+    marian = {"vocab_size": 3, "decoder_vocab_size": 9, "decoder_start_token_id": 8}
+    assert decoder_start(configured(tmp_path, marian), TEXT_TO_TEXT) == (8,)
+    with pytest.raises(CheckpointError, match="no decoder_start_token_id; expected the token"):
+        decoder_start(configured(tmp_path, {}), TEXT_TO_TEXT)
+
+
+def test_whose_hidden_states_a_draft_reads(exported: Zoo, tmp_path: Path) -> None:
+    whisper = exported("whisper")
+    assert shares_encoder(whisper.source, whisper.source)
+    folder = shutil.copytree(whisper.checkpoint.folder, tmp_path / "other")
+    stored = whisper.checkpoint.weights["model.encoder.layers.0.fc1.weight"]
+    data = bytearray(stored.file.read_bytes())
+    data[stored.offset] ^= 1
+    (folder / stored.file.name).write_bytes(data)
+    assert not shares_encoder(whisper.source, (whisper.graph, folder))
+
+
+@pytest.mark.nightly
+def test_a_draft_without_an_encoder_reads_its_targets(exported: Zoo) -> None:
+    draft = exported("whisper_draft")
+    assert shares_encoder(exported("whisper").source, draft.source)
+    with pytest.raises(CheckpointError, match="no encoder, and attends to 20 states of 32"):
+        shares_encoder(exported("t5_untied").source, draft.source)
+
+
+def test_support_is_asked_of_the_task() -> None:
+    with pytest.raises(ExportError, match="vit cannot be exported: transformers has no model"):
+        check_support({"model_type": "vit"})
