@@ -66,6 +66,7 @@ specrt.sampling
 specrt.system.doctor
 specrt.engine.backends
 specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_cuda
+specrt.engine.ort_encoder_decoder
 specrt.engine.ort
 specrt.engine
 specrt.system

@@ -56,8 +56,12 @@ from specrt_export.inputs import (
     decoder_start,
     end_tokens,
     find_inputs,
+    model_task,
+    most_source,
     quantized_sources,
     read_calibration,
+    read_source_pairs,
+    read_speech_pairs,
     shares_encoder,
 )
 from specrt_export.measured_model import MeasuredModel, ModelTrials
@@ -65,6 +69,7 @@ from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import (
     TASK,
+    SourceRun,
     Tokens,
     check_name,
     facts_of,
@@ -75,6 +80,7 @@ from specrt_export.portable.graph import (
 from specrt_export.provenance import oddity, parameters, provenance_of
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
+from specrt_export.task import SPEECH
 
 VOCAB_MAP = "draft/vocab_map.bin"
 
@@ -99,9 +105,9 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
     check_inputs(recipe, inputs, out)
-    pieces = _calibration(recipe, inputs[0].checkpoint)
+    pieces = _calibration(recipe, inputs[0])
     if pieces is not None:
-        gate = QualityGate(recipe.engine, recipe.quality, pieces.scored)
+        gate = QualityGate(recipe.engine, recipe.quality, pieces.scored, pieces.sources)
         builder = replace(builder, gate=gate, fitted=pieces.fitted)
     with atomic_folder(out) as folder:
         builder.check()
@@ -219,18 +225,25 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
-def _calibration(recipe: Recipe, target: Checkpoint) -> CalibrationPieces | None:
+def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None:
     """Read the calibration text before any work, where there is one and something to measure.
 
     Raises: BuildError.
     """
     if not recipe.quality.calibration or not any(p.rewrites for p in recipe.precisions.values()):
         return None
+    target, path, length = model.checkpoint, calibration_path(recipe), recipe.engine.max_length
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
+    task = model_task(model)
+    if task.name == SPEECH:
+        start, sizes = decoder_start(target, task.name), target.config
+        shape = sizes.get("num_mel_bins", 0), 2 * sizes.get("max_source_positions", 0)
+        return read_speech_pairs(path, tokenizer, start, length, shape)
+    if task.conditioned:
+        start = decoder_start(target, task.name)
+        return read_source_pairs(path, tokenizer, start, length, most_source(recipe, target))
     fits = any(p.calibrated for p in recipe.precisions.values())
-    return read_calibration(
-        calibration_path(recipe), tokenizer, recipe.engine.max_length, fits=fits
-    )
+    return read_calibration(path, tokenizer, length, fits=fits)
 
 
 def _part(progress: Progress, number: int, parts: int) -> Progress:
@@ -380,12 +393,15 @@ class ModelBuilder:
                 kept = keep(original.graph, model.checkpoint, scratch / "kept")
                 original = GraphSource(kept.graph, kept.folder)
             self._compare_with_model(model, original, parameters, progress)
-            if self._shares(original):
+            if self._shares(original) and "encoder" in original.parts:
                 original = _without_encoder(original, graphs)
                 parameters = _parameters(original)
             unfinished = _unfinished(previous) / role
             is_head = role == "draft" and model.head is not None
             gate = None if is_head else self.gate  # what it drafts is measured with its target
+            if gate is not None and self.target is not None and _reads_states(original):
+                target = self.target.original
+                gate = gate.encoded(SourceRun.beside(target.graph, target.weights))
             recipe = _searched(self.recipe) if is_head else self.recipe
             measured = ModelTrials(
                 recipe, role, compiler, gate, self.fitted, original, scratch, unfinished,
@@ -401,8 +417,11 @@ class ModelBuilder:
             return BuiltModel(record, measured.likeliest, original, task)
 
     def _shares(self, draft: GraphSource) -> bool:
-        """Tell whether a draft has an encoder that its target has, too, bit for bit."""
-        if self.target is None or "encoder" not in draft.parts:
+        """Tell whether a draft has no encoder, or one that its target has, too, bit for bit.
+
+        Raises: CheckpointError for one without that does not fit its target's.
+        """
+        if self.target is None or not draft.parts:
             return False
         target = self.target.original
         return shares_encoder((target.graph, target.weights), (draft.graph, draft.weights))
@@ -501,6 +520,11 @@ def _placed(encoder: EncoderRecord | None, role: str) -> EncoderRecord | None:
         return None
     cross, own = (f"{role}/{name}" if name else "" for name in (encoder.cross, encoder.encoder))
     return replace(encoder, cross=cross, encoder=own)
+
+
+def _reads_states(source: GraphSource) -> bool:
+    """Tell whether a model is a draft that reads the hidden states of its target."""
+    return bool(source.parts) and "encoder" not in source.parts
 
 
 def _without_encoder(source: GraphSource, graphs: Path) -> GraphSource:

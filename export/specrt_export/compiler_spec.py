@@ -27,6 +27,8 @@ class CompilerSpec:
     """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
     float_factor: float = 1.0
     """Floats in an engine over those in the graph it is made of, at most."""
+    encoder_decoders: bool = False
+    """Whether it builds encoder-decoders."""
 
 
 _PLANS = CompilerSpec(
@@ -40,6 +42,7 @@ COMPILERS: dict[str, CompilerSpec] = {
         "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
         (*(p for p in PRECISIONS if p != "fp8"), STORED),
         on_cpu=True,
+        encoder_decoders=True,
     ),
     "ort-cuda": CompilerSpec(
         "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",

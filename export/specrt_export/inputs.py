@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,32 +14,37 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HubTokenizer
 
+from specrt.engine.protocol import Source
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
+from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.heads.eagle3_format import Head, is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.external_data import MappedWeight, map_weights
 from specrt_export.portable.graph import (
-    PARTS,
+    TASK,
     Tokens,
     check_length,
     check_weights,
+    facts_of,
     geometry_of,
     part_path,
+    parts_beside,
     read_graph,
     source_of,
 )
 from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import ModelSource
+from specrt_export.recipe_tables import USUAL_SOURCE, ModelSource
 from specrt_export.scored_entries import SIZE, model_entries
-from specrt_export.task import SPEECH, TEXT_GENERATION
+from specrt_export.task import SPEECH, TEXT_GENERATION, ModelTask, task_of
 
 UNUSED = re.compile(
     r"""
@@ -131,6 +136,8 @@ class CalibrationPieces:
     scored: list[Tokens]
     fitted: list[Tokens]
     """Of one length; none of them is scored."""
+    sources: Sequence[Source] = ()
+    """What each piece that is scored is a text of, where they are texts of sources."""
 
 
 def read_calibration(
@@ -162,6 +169,88 @@ def read_calibration(
             f'give it {MOST + MOST_FITTED} tokens of text, or use quantizer = "search"'
         )
     return pieces
+
+
+def read_source_pairs(
+    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, max_source: int
+) -> CalibrationPieces:
+    """Read sources and texts of them from JSON lines, as an encoder-decoder is scored on.
+
+    A line is `{"prompt": SOURCE, "completion": TEXT}`. Texts begin with `start`, and are cut at
+    `context` tokens. Lines whose source is longer than `max_source` tokens are left out.
+    Raises: BuildError for a file that is missing, malformed or too short.
+    """
+    expected = 'expected lines such as {"prompt": "SOURCE", "completion": "TEXT"}'
+    if path.suffix != ".jsonl":
+        raise BuildError(
+            f"quality.calibration: {path} is no .jsonl file, and the model makes its text of a "
+            f"source; {expected}"
+        )
+    pairs: list[tuple[Source, Tokens]] = []
+    try:
+        for line in read_prompts(path):
+            if not line.completion.strip() or not line.text.strip():
+                raise BuildError(
+                    f"quality.calibration: {line.place} lacks a prompt or a completion; {expected}"
+                )
+            source = np.array(tokenizer.encode(line.text), np.int64)
+            # What follows the last token of a text is nothing that the model learned.
+            text = [*start, *tokenizer.encode(line.completion)][:-1][:context]
+            if len(source) <= max_source:
+                pairs.append((source, np.array(text, np.int64)))
+    except RequestError as error:
+        raise BuildError(f"quality.calibration: {error}") from error
+    return _of_sources(path, pairs)
+
+
+def read_speech_pairs(
+    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, shape: tuple[int, int]
+) -> CalibrationPieces:
+    """Read features of speech and texts of them from JSON lines, as a model of speech is scored on.
+
+    A line is `{"features": "FILE.npy", "completion": TEXT}`; files lie beside the one that names
+    them, and hold what the checkpoint's feature extractor makes, of a `shape` [C, F]. Texts begin
+    with `start`, and are cut at `context` tokens.
+    Raises: BuildError for a file that is missing, malformed or too short.
+    """
+    expected = (
+        'expected lines such as {"features": "FILE.npy", "completion": "TEXT"}, with features of '
+        f"type float32 and shape {list(shape)}, as the checkpoint's feature extractor makes them"
+    )
+    pairs: list[tuple[Source, Tokens]] = []
+    try:
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
+        for number, line in enumerate(lines, 1):
+            place = f"quality.calibration: {path}, line {number} of those that are not blank"
+            named = json.loads(line)
+            features = np.load(path.parent / named["features"], allow_pickle=False)
+            if features.shape != shape or features.dtype.kind != "f":
+                raise BuildError(
+                    f"{place}, has features of type {features.dtype} and shape "
+                    f"{list(features.shape)}; {expected}"
+                )
+            text = [*start, *tokenizer.encode(named["completion"], special=False)][:context]
+            pairs.append((features.astype(np.float32), np.array(text, np.int64)))
+    except RequestError as error:
+        raise BuildError(f"quality.calibration: {error}") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BuildError(f"{place}, cannot be read ({error}); {expected}") from error
+    return _of_sources(path, pairs)
+
+
+def _of_sources(path: Path, pairs: Sequence[tuple[Source, Tokens]]) -> CalibrationPieces:
+    """Return pairs from the whole file, whose texts come to `MOST` tokens.
+
+    Raises: BuildError for fewer than `FEWEST`.
+    """
+    total = sum(len(text) for _, text in pairs)
+    if total < FEWEST:
+        raise BuildError(
+            f"quality.calibration: {path} comes to {total} tokens of texts whose sources fit; "
+            f"expected {FEWEST} or more, of texts like what the model will be used for"
+        )
+    chosen = [pairs[at] for at in _spread(len(pairs), MOST * len(pairs) // total)]
+    return CalibrationPieces([t for _, t in chosen], [], [source for source, _ in chosen])
 
 
 def _pieces(tokens: Tokens, length: int) -> CalibrationPieces:
@@ -280,6 +369,13 @@ def calibration_path(recipe: Recipe) -> Path:
     return recipe.folder / recipe.quality.calibration
 
 
+def most_source(recipe: Recipe, checkpoint: Checkpoint) -> int:
+    """Return the positions of the longest source of text that an engine will read."""
+    trained = checkpoint.config.get("max_position_embeddings")
+    usual = min(USUAL_SOURCE, trained) if isinstance(trained, int) else USUAL_SOURCE
+    return recipe.engine.max_source or usual
+
+
 def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     """Refuse, before any work, a pair that does not fit together or a disk too small for it.
 
@@ -298,6 +394,7 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     for model in inputs:
         if model.graph is not None and is_attached(model.graph):
             check_graph(model.graph, model.checkpoint, recipe.engine.max_length)
+    _check_tasks(recipe, inputs)
     needed = sum(_disk_bytes(recipe, model) for model in inputs) * 5 // 4 + (16 << 20)
     free = _free(out.parent)
     if free < needed:
@@ -307,6 +404,52 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
         )
 
 
+def model_task(model: ModelInputs) -> ModelTask:
+    """Tell what a model is for, as its graph says, or its configuration where it has none yet."""
+    if model.head is not None:
+        return ModelTask(TEXT_GENERATION)
+    if model.graph is None:
+        return task_of(model.checkpoint.config) or ModelTask(TEXT_GENERATION)
+    facts = facts_of(onnx.load(model.graph, load_external_data=False))
+    encodes = "encoder" in parts_beside(model.graph)
+    return ModelTask(facts.get(TASK, TEXT_GENERATION), encodes)
+
+
+def _check_tasks(recipe: Recipe, inputs: list[ModelInputs]) -> None:
+    """Refuse what no encoder-decoder, or no pair with one, can have.
+
+    Raises: BuildError.
+    """
+    tasks = {model.role: model_task(model) for model in inputs}
+    target = tasks["target"]
+    most = recipe.engine.max_source
+    refused = {
+        f"engine.max_source is {most}, and {inputs[0].checkpoint.origin} reads no source; remove "
+        "it": most and not target.conditioned,
+        f"{inputs[0].checkpoint.origin} has no encoder; name a whole model as the target, and this "
+        "in [draft]": target.conditioned and not target.encodes,
+        f"the target is for {target.name}, and the draft for {tasks[inputs[-1].role].name}; choose "
+        "a draft of the same kind": len({task.name for task in tasks.values()}) > 1,
+    }  # fmt: skip
+    for model in inputs if target.conditioned else ():
+        role, source, name = model.role, recipe.sources[model.role], model.checkpoint.origin
+        backend, precision = recipe.backend_of(role), recipe.precisions[role]
+        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
+        refused |= {
+            f"{name} is an encoder-decoder, and {backend} builds none yet; build it for "
+            f"{' or '.join(able)}": not recipe.spec_of(role).encoder_decoders,
+            f"{role}.bits is {source.bits!r}, and bits of encoder-decoders are not chosen yet; set "
+            f"{role}.precision": bool(source.bits),
+            f"quantizer 'gptq' finds no codes of encoder-decoders yet, and {name} is one; use "
+            'quantizer = "search"': precision.calibrated,
+            f"{name} is an encoder-decoder that is quantized already, which is not kept yet; build "
+            "from the model's floats": bool(model.checkpoint.coded),
+        }  # fmt: skip
+    for problem, found in refused.items():
+        if found:
+            raise BuildError(f"{recipe.path}: {problem}")
+
+
 def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     """Hold a portable graph to its checkpoint, and to the positions asked for.
 
@@ -314,9 +457,8 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
     """
     portable = read_graph(graph)
     check_weights(graph, portable, checkpoint)
-    for path in (part_path(graph, part) for part in PARTS if source_of(portable)):
-        if path.is_file():
-            check_weights(path, read_graph(path), checkpoint)
+    for path in parts_beside(graph).values() if source_of(portable) else ():
+        check_weights(path, read_graph(path), checkpoint)
     check_length(geometry_of(portable), max_length, checkpoint.folder)
 
 

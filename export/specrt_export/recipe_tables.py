@@ -53,6 +53,9 @@ class ModelSource:
 _MOST_POSITIONS = 10**7
 """More than any model was trained for."""
 
+USUAL_SOURCE = 512
+"""Positions of the longest source of text where a recipe names none: what T5 was trained on."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:

@@ -233,9 +233,13 @@ class ModelRecord:
         """Return the bytes of all KV buffers, and of a target's features, when full."""
         features = 0 if self.kind else 4 * batch * max_length * self.features
         own = self.geometry.kv_bytes(batch, max_length, self.kv_item_bytes) + features
+        return own + self.cross_bytes(batch)
+
+    def cross_bytes(self, batch: int) -> int:
+        """Return the bytes of all cross keys and values when full; 0 without an encoder."""
         if self.encoder is None:
-            return own
-        return own + self.encoder.cross_bytes(self.geometry.layers, batch, self.kv_item_bytes)
+            return 0
+        return self.encoder.cross_bytes(self.geometry.layers, batch, self.kv_item_bytes)
 
     @property
     def quantized(self) -> bool:

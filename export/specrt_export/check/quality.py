@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import isfinite
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ import numpy as np
 import onnx
 
 from specrt.bundle import Agreement, Geometry, Quality
-from specrt.engine.protocol import Engine, Feed, PackedEngine
+from specrt.engine.protocol import ConditionedEngine, Engine, Feed, PackedEngine, Source
 from specrt.errors import BuildError
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, open_ort_cpu
@@ -25,8 +26,10 @@ from specrt_export.portable.graph import (
     PASS_BYTES,
     GraphRun,
     Logits,
+    SourceRun,
     Tokens,
     divergences,
+    parts_beside,
     read_graph,
     runs_here,
     scored_entries,
@@ -43,6 +46,9 @@ class Scorer(Protocol):
 
     geometry: Geometry
 
+    def condition(self, source: Source) -> None:
+        """Read the source of the text that follows; only of an encoder-decoder."""
+
     def __call__(self, tokens: Tokens, start: int) -> Logits:
         """Feed tokens [S] at `start`; return the logits [S, V] after each."""
 
@@ -54,6 +60,10 @@ class GraphScorer:
         self.geometry = run.geometry
         self._run = run
         self._length = length
+
+    def condition(self, source: Source) -> None:
+        """See `Scorer`."""
+        self._run.condition([source])
 
     def __call__(self, tokens: Tokens, start: int) -> Logits:
         """See `Scorer`."""
@@ -69,6 +79,11 @@ class EngineScorer:
     def __init__(self, engine: Engine) -> None:
         self.geometry = engine.geometry
         self._engine = engine
+
+    def condition(self, source: Source) -> None:
+        """See `Scorer`."""
+        assert isinstance(self._engine, ConditionedEngine), "an encoder-decoder reads sources"
+        self._engine.condition(0, source)
 
     def __call__(self, tokens: Tokens, start: int) -> Logits:
         """See `Scorer`."""
@@ -110,11 +125,12 @@ class Likeliest:
 
 
 def _compare(
-    reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]
-) -> tuple[Quality, Likeliest]:
+    reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens],
+    sources: Sequence[Source] = (),
+) -> tuple[Quality, Likeliest]:  # fmt: skip
     divergence, tops = 0.0, list[tuple[Tokens, Tokens]]()
-    for piece in pieces:
-        for one, other in _both(reference, quantized, piece):
+    for piece, source in zip_longest(pieces, sources):
+        for one, other in _both(reference, quantized, piece, source):
             divergence += float(divergences(one, other).sum())
             tops.append((one.argmax(-1), other.argmax(-1)))
     ours, theirs = (np.concatenate(side) for side in zip(*tops, strict=True))
@@ -134,8 +150,13 @@ def acceptance(target: Likeliest, draft: Likeliest) -> Agreement | None:
     return Agreement(before, float((target.engine == draft.engine).mean()))
 
 
-def _both(reference: Scorer, quantized: Scorer, piece: Tokens) -> Iterator[tuple[Logits, Logits]]:
+def _both(
+    reference: Scorer, quantized: Scorer, piece: Tokens, source: Source | None = None
+) -> Iterator[tuple[Logits, Logits]]:
     """Yield a few rows of logits of both models at a time, until the piece is through."""
+    for scorer in {id(one): one for one in (reference, quantized)}.values():
+        if source is not None:
+            scorer.condition(source)
     vocab = reference.geometry.vocab_size
     piece = piece[piece < vocab]
     # A power of two divides most pieces: an engine binds memory anew for each width it meets.
@@ -159,6 +180,16 @@ class QualityGate:
     limits: QualityOptions
     pieces: Sequence[Tokens]
     """The calibration text; pieces of it are scored one by one."""
+    sources: Sequence[Source] = ()
+    """Of an encoder-decoder: what each piece is a text of."""
+
+    def encoded(self, encoder: SourceRun) -> QualityGate:
+        """Return the gate of a draft that reads the hidden states of its target's encoder.
+
+        They are those of the checkpoint, so that what is measured is the draft.
+        """
+        states = [encoder.hidden([source])[0][0] for source in self.sources]
+        return replace(self, sources=states)
 
     @property
     def max_width(self) -> int:
@@ -173,7 +204,9 @@ class QualityGate:
         Raises: BuildError for one that returns no numbers.
         """
         with self._reference(original, scratch) as reference:
-            quality, likeliest = _compare(reference, EngineScorer(engine), self.pieces)
+            quality, likeliest = _compare(
+                reference, EngineScorer(engine), self.pieces, self.sources
+            )
         likeliest = likeliest.of(scored_entries(read_graph(original.graph)))
         if not isfinite(quality.kl):
             raise BuildError(
@@ -203,9 +236,7 @@ class QualityGate:
         if not runs_here():
             return None
         scorer = GraphScorer(GraphRun(original.graph, original.weights), self.max_width)
-        tops = [one.argmax(-1) for p in self.pieces for one, _ in _both(scorer, scorer, p)]
-        tokens = np.concatenate(tops)
-        return Likeliest(tokens, tokens)
+        return _compare(scorer, scorer, self.pieces, self.sources)[1]
 
     def _exceeded(self, quality: Quality) -> str:
         most, least = self.limits.max_kl, self.limits.min_top1
@@ -219,7 +250,10 @@ class QualityGate:
     def _parts(self, original: GraphSource, quantized: Quantized) -> str:
         if not runs_here():
             return ""
-        parts = sensitivities(original.graph, original.weights, quantized, self.pieces[0])
+        source = self.sources[0] if self.sources else None
+        parts = sensitivities(
+            original.graph, original.weights, quantized, self.pieces[0], source=source
+        )
         worst = ", ".join(f"{one.part} ({one.kl:.4f})" for one in parts[:_NAMED])
         return f"Quantized alone, these hurt most, in nats: {worst}. "
 
@@ -233,9 +267,12 @@ class QualityGate:
         whole = scratch / "unquantized"
         options = self.options
         lowered = compile_ort_cpu(
-            original.graph, original.weights, whole, options.max_length, batch=options.batch
-        )
-        with open_ort_cpu(whole / ENGINE, lowered.geometry, options, self.max_width) as engine:
+            original.graph, original.weights, whole, options.max_length, batch=options.batch,
+            max_source=options.max_source,
+        )  # fmt: skip
+        with open_ort_cpu(
+            whole / ENGINE, lowered.geometry, options, self.max_width, encoder=lowered.encoder
+        ) as engine:
             yield EngineScorer(engine)
 
 
@@ -259,6 +296,7 @@ def sensitivities(
     quantized: Quantized,
     piece: Tokens,
     *,
+    source: Source | None = None,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Sensitivity]:
@@ -268,17 +306,29 @@ def sensitivities(
     up, so that a large model answers too; the first always is.
     """
     piece, began = piece[:TOKENS], clock()
+    sources = [] if source is None else [source]
     reference = GraphScorer(GraphRun(graph, checkpoint), len(piece))
     measured: list[Sensitivity] = []
     for part, stored in _parts(quantized):
         if measured and clock() - began > budget_s:
             break
-        mixed = read_graph(graph)
-        graft(mixed, stored)
-        take_in(mixed, quantized.folder)
-        scorer = GraphScorer(GraphRun(mixed, checkpoint), len(piece))
-        measured.append(Sensitivity(part, measure(reference, scorer, [piece]).kl))
+        scorer = GraphScorer(_mixed(graph, checkpoint, quantized, stored), len(piece))
+        found, _ = _compare(reference, scorer, [piece], sources)
+        measured.append(Sensitivity(part, found.kl))
     return sorted(measured, key=lambda one: -one.kl)
+
+
+def _mixed(
+    graph: Path, checkpoint: Path, quantized: Quantized, stored: Mapping[str, Sequence[Stored]]
+) -> GraphRun:
+    """Run a model of which some weights are quantized, by the graph that reads them."""
+    graphs = {part: read_graph(path) for part, path in {"": graph, **parts_beside(graph)}.items()}
+    for part, weights in stored.items():
+        graft(graphs[part], weights)
+        take_in(graphs[part], quantized.folder)
+    decoder, cross = graphs[""], graphs.get("cross")
+    source = None if cross is None else SourceRun(cross, graphs.get("encoder"), checkpoint)
+    return GraphRun(decoder, checkpoint, source)
 
 
 def take_in(model: onnx.ModelProto, folder: Path) -> None:
@@ -293,8 +343,14 @@ def take_in(model: onnx.ModelProto, folder: Path) -> None:
             tensor.data_location = onnx.TensorProto.DEFAULT
 
 
-def _parts(quantized: Quantized) -> list[tuple[str, list[Stored]]]:
-    parts: dict[str, list[Stored]] = defaultdict(list)
-    for stored in quantized.stored:
-        parts[stored.choice.group].append(stored)
-    return sorted(parts.items(), key=lambda part: -max(stored.error for stored in part[1]))
+def _parts(quantized: Quantized) -> list[tuple[str, dict[str, list[Stored]]]]:
+    """Return the weights of each part of the model, by the graph that reads them."""
+    parts: dict[str, dict[str, list[Stored]]] = defaultdict(lambda: defaultdict(list))
+    for graph, weights in {"": quantized.stored, **quantized.parts}.items():
+        for stored in weights:
+            parts[stored.choice.group][graph].append(stored)
+
+    def worst(part: tuple[str, dict[str, list[Stored]]]) -> float:
+        return max(stored.error for weights in part[1].values() for stored in weights)
+
+    return sorted(parts.items(), key=worst, reverse=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.protocol import Engine
-from specrt_export.portable.graph import PARTS, part_path
+from specrt_export.portable.graph import parts_beside
 
 KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one number of the KV buffers, by what an engine computes in."""
@@ -28,9 +28,8 @@ class GraphSource:
 
     @property
     def parts(self) -> dict[str, Path]:
-        """The graphs beside a decoder's that make what it attends to of a source, by part."""
-        places = {part: part_path(self.graph, part) for part in PARTS}
-        return {part: path for part, path in places.items() if path.is_file()}
+        """Of an encoder-decoder: its other graphs, by part."""
+        return parts_beside(self.graph)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from onnx import helper
 
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.backends import open_engine
-from specrt.engine.encoder_decoder import NEEDS_KERNELS
 from specrt.engine.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort import silent_options
+from specrt.engine.ort_encoder_decoder import NEEDS_KERNELS
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
@@ -47,7 +47,7 @@ from specrt_export.portable.graph import (
     source_of,
 )
 from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import EngineOptions
+from specrt_export.recipe_tables import USUAL_SOURCE, EngineOptions
 
 BACKEND = "ort-cpu"
 
@@ -219,10 +219,6 @@ def _record(source: SourceGeometry, positions: int, parts: Mapping[str, Path]) -
         head_dim=source.head_dim, encoder="encoder.onnx" if "encoder" in parts else "",
         features=source.features, frames=source.frames,
     )  # fmt: skip
-
-
-USUAL_SOURCE = 512
-"""Positions of the longest source of text where a recipe names none: what T5 was trained on."""
 
 
 def source_positions(source: SourceGeometry, asked: int) -> int:

@@ -329,10 +329,10 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
     return lambda: constant
 
 
-_BY_ROW = """
-    input_ids start hidden logits argmax feature state
-    input_features length source_length cross_key cross_value
-""".split()
+_BY_ROW = (
+    "input_ids", "start", "hidden", "logits", "argmax", "feature", "state",
+    "input_features", "length", "source_length", "cross_key", "cross_value",
+)  # fmt: skip
 
 
 def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_length: int) -> None:

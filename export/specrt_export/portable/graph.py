@@ -115,6 +115,12 @@ def part_path(decoder: Path, part: str) -> Path:
     return decoder.with_name(f"{stem}{part}{decoder.suffix}")
 
 
+def parts_beside(decoder: Path) -> dict[str, Path]:
+    """Return the graphs beside a decoder's that make what it attends to of a source, by part."""
+    places = {part: part_path(decoder, part) for part in PARTS}
+    return {part: path for part, path in places.items() if path.is_file()}
+
+
 Tokens = NDArray[np.int64]
 
 

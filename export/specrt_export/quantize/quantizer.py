@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from specrt_export.portable.external_data import (
     external_tensors,
     location,
 )
-from specrt_export.portable.graph import PRECISION, read_graph
+from specrt_export.portable.graph import PRECISION, part_path, parts_beside, read_graph
 from specrt_export.precision import STORED, Precision
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
@@ -45,6 +45,8 @@ class Quantized:
     folder: Path
     precision: Precision
     stored: tuple[Stored, ...]
+    parts: Mapping[str, tuple[Stored, ...]] = field(default_factory=dict)
+    """Of an encoder-decoder, whose decoder's `stored` are: the same of the other graphs."""
 
     @property
     def graph(self) -> Path:
@@ -64,6 +66,7 @@ def quantize(
 ) -> Quantized:
     """Write `graph.onnx` and `weights.data` into a new folder.
 
+    Of an encoder-decoder the other graphs are written, too; one file holds the weights of all.
     The text is for precisions whose codes are found on one, where no `codes` are given. `formats`
     are of weights that are stored as something else than the precision says.
     What a precision is not about, such as norms and biases, is copied as fp32: a type that a
@@ -71,19 +74,23 @@ def quantize(
     it has to be turned.
     Raises: ExportError, CheckpointError, BuildError.
     """
-    model = read_graph(graph)
     folder.mkdir(parents=True)
+    graphs = {"": graph, **parts_beside(graph)}
+    stored: dict[str, tuple[Stored, ...]] = {}
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
-        choices = choose(model, precision, formats or {})
-        if codes is None and text is not None:
-            codes = find_codes(model, checkpoint, precision, choices, text, progress)
-        stored = _write_chosen(model, checkpoint, choices, store, codes)
-        graft(model, stored)
-        keep_rest(model, checkpoint, store)
-    model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
-    data = model.SerializeToString(deterministic=True)
-    (folder / GRAPH).write_bytes(data)
-    return Quantized(folder, precision, tuple(stored))
+        for part, path in graphs.items():
+            model = read_graph(path)
+            choices = choose(model, precision, formats or {})
+            if codes is None and text is not None:
+                codes = find_codes(model, checkpoint, precision, choices, text, progress)
+            there = [one for others in stored.values() for one in others]
+            stored[part] = tuple(_write_chosen(model, checkpoint, choices, store, codes, there))
+            graft(model, stored[part])
+            keep_rest(model, checkpoint, store)
+            model.metadata_props.add(key=PRECISION, value=json.dumps(asdict(precision)))
+            place = part_path(folder / GRAPH, part) if part else folder / GRAPH
+            place.write_bytes(model.SerializeToString(deterministic=True))
+    return Quantized(folder, precision, stored.pop(""), stored)
 
 
 def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
@@ -148,14 +155,24 @@ def find_codes(
 
 def _write_chosen(
     model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], store: Store,
-    codes: CalibratedCodes | None,
+    codes: CalibratedCodes | None, there: Sequence[Stored],
 ) -> list[Stored]:  # fmt: skip
+    """Write weights, but for those that lie `there` in the same form, as other graphs read them."""
     tensors = {tensor.name: tensor for tensor in external_tensors(model)}
+    written = {_form(one.choice): one for one in there}
     stored = []
     for choice in choices:
+        if _form(choice) in written:
+            stored.append(replace(written[_form(choice)], choice=choice))
+            continue
         found = codes.read(choice.name) if codes is not None and choice.name in codes else None
         stored.append(store.write(choice, StoredTensor(tensors[choice.weight], checkpoint), found))
     return stored
+
+
+def _form(choice: Choice) -> Choice:
+    """Return what of a choice decides the bytes that are stored."""
+    return replace(choice, uses=())
 
 
 def _calibrates(choice: Choice) -> bool:

@@ -66,11 +66,12 @@ class Choice:
 
     @property
     def group(self) -> str:
-        """The part of the model it belongs to: `layer 3`, `embedding`, `head`."""
+        """The part of the model: `layer 3`, `encoder layer 3`, `embedding`, `head`."""
         number = re.search(r"\.(\d+)\.", self.weight)
         roles = sorted({use.role for use in self.uses})
         if roles == ["layers"] and number:
-            return f"layer {number[1]}"
+            encodes = "encoder" in self.weight.split(".")
+            return f"{'encoder ' * encodes}layer {number[1]}"
         return self.weight if roles == ["layers"] else " and ".join(roles)
 
 

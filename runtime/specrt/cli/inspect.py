@@ -36,13 +36,15 @@ def command(bundle: Path, as_json: bool) -> None:
 def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
     """Return the bytes a device needs: weights, full KV buffers, and their sum.
 
-    A decomposed plan has two sets of KV buffers: its passes read one and write the other.
+    Cross keys and values count as KV buffers. A decomposed plan has two sets of KV buffers: its
+    passes read one and write the other.
     """
     weights = sum(model.weight_bytes for model in manifest.models)
     caches = 0
     for model in manifest.models:
         one = model.geometry.kv_bytes(manifest.batch, manifest.max_length, model.kv_item_bytes)
         caches += one * backend_of(manifest, model).facts(bundle / model.engine).kv_sets
+        caches += model.cross_bytes(manifest.batch)
     return {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
 
 
@@ -87,7 +89,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
         ("gammas", f"{_list(manifest.gammas)} (default {gamma})"),
         ("ends at", f"token {_list(manifest.eos_token_ids)}"),
-        ("starts with", f"token {manifest.bos_token_id} when the prompt is empty"),
+        *_start_facts(manifest),
         *_acceptance_facts(manifest),
         *_origin_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
@@ -98,6 +100,24 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
             f"{needs['total_bytes']}: weights {needs['weight_bytes']}, "
             f"KV buffers up to {needs['kv_bytes']}",
         ),
+    ]
+
+
+def _start_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what a text begins with, and of an encoder-decoder what it is made of."""
+    encoder = manifest.target.encoder
+    if encoder is None:
+        return [("starts with", f"token {manifest.bos_token_id} when the prompt is empty")]
+    source = f"up to {encoder.max_source} tokens"
+    if encoder.features:
+        source = (
+            f"{encoder.features} features in {encoder.frames} frames, {encoder.max_source} "
+            "positions"
+        )
+    return [
+        ("task", manifest.task),
+        ("source", source),
+        ("starts with", f"token {_list(manifest.decoder_start)}"),
     ]
 
 
@@ -170,10 +190,15 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     windows = sorted({w for w in g.windows if w})
     sliding = f", {sum(map(bool, g.windows))} of them see {_list(tuple(windows))} positions"
     of = "; drafts from the target's features" if model.kind else ""
+    encoder = model.encoder
+    if encoder is not None and not encoder.encoder:
+        of = "; reads the target's encoder"
+    cross = [("  cross heads", f"{encoder.heads} of {encoder.head_dim}")] if encoder else []
     return [
         ("  model", f"{model.model_type}, {model.parameters / 1e6:.1f} M parameters{of}"),
         ("  layers", f"{g.layers}{sliding if windows else ''}"),
         ("  heads", f"{g.heads}, {g.kv_heads} for keys and values, of {g.head_dim}"),
+        *cross,
         ("  vocabulary", str(g.vocab_size)),
         ("  fused", ", ".join(f"{what} {n}" for what, n in model.fused.items() if n[:2] != "0/")),
     ]

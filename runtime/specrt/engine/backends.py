@@ -214,7 +214,7 @@ def _open_ort_cpu_encoder_decoder(
     path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
     batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
 ) -> Engine:  # fmt: skip
-    from specrt.engine.encoder_decoder import NEEDS_KERNELS, open_encoder_decoder
+    from specrt.engine.ort_encoder_decoder import NEEDS_KERNELS, open_encoder_decoder
 
     if lacks := missing_kernels():
         raise EngineError(f"{path} cannot be opened: {NEEDS_KERNELS}: {lacks}")

@@ -24,6 +24,8 @@ class PromptRecord:
     """File and line it came from, for error messages."""
     domain: str = ""
     """What its text is about, where the line says so."""
+    completion: str = ""
+    """A text that answers it, where the line has one."""
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:
@@ -101,4 +103,9 @@ def _parse(place: str, line: str) -> PromptRecord:
     text = data.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
     if not isinstance(text, str):
         raise RequestError(f"{place} has neither a string `prompt` nor a list of `turns`; {_LINE}")
-    return PromptRecord(text, str(data.get("category", "")), place, str(data.get("domain", "")))
+    answer = data.get("completion", "")
+    if not isinstance(answer, str):
+        raise RequestError(f"{place} has completion {short(answer)}; expected a string")
+    return PromptRecord(
+        text, str(data.get("category", "")), place, str(data.get("domain", "")), answer
+    )
