@@ -64,7 +64,11 @@ def text_command(out: Path, count: int, vocabulary: int, seed: int) -> None:
     tokens = TokenPairs.cut(tokenizer, drawn)
     tokens.save(out / "train.npz")
     tokenizer.save(str(out / "tokenizer.json"))
-    figures = {"pairs": len(tokens), "tokens": tokens.tokens(), "entries": tokenizer.get_vocab_size()}
+    figures = {
+        "pairs": len(tokens),
+        "tokens": tokens.tokens(),
+        "entries": tokenizer.get_vocab_size(),
+    }
     add_to_report(out, "text", figures)
 
 
@@ -80,7 +84,9 @@ def text_command(out: Path, count: int, vocabulary: int, seed: int) -> None:
 @click.option("--adam", type=float, help="Peak learning rate of the rest, if not the stage's.")
 @click.option("--hold", default=0.4, type=click.FloatRange(0, 0.99), help="Share before decay.")
 @click.option("--width", type=click.IntRange(HEAD), help="Of a new target, a multiple of 64.")
-@click.option("--layers", type=click.IntRange(1), help="Of a new target's sides; of a draft's decoder.")
+@click.option(
+    "--layers", type=click.IntRange(1), help="Of a new target's sides; of a draft's decoder."
+)
 @click.option("--save-every", default=120.0, help="Seconds between saved states.")
 @test_option
 def train_command(stage: str, test_pairs: int, **options: Any) -> None:

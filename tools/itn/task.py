@@ -29,7 +29,9 @@ def is_held_out(kind: str, item: Item) -> bool:
     return kind not in CLOSED and crc32(f"{kind} {item.written}".encode()) % ONE_IN == 0
 
 
-def pairs(seed: int, held_out: bool = False, sentences: Sequence[int] = (1, 2, 3)) -> Iterator[Pair]:
+def pairs(
+    seed: int, held_out: bool = False, sentences: Sequence[int] = (1, 2, 3)
+) -> Iterator[Pair]:
     """Yield pairs without end, the same for the same arguments.
 
     Held-out pairs have other sentences than those for training, and in them every value of a kind
@@ -53,7 +55,11 @@ def _sentence(rng: Random, template: str, held_out: bool) -> Item:
     spoken, written, at = "", "", 0
     for found in DRAWN.finditer(template):
         copied, item = template[at : found.start()], _draw(rng, found[1], held_out)
-        spoken, written, at = spoken + copied + item.spoken, written + copied + item.written, found.end()
+        spoken, written, at = (
+            spoken + copied + item.spoken,
+            written + copied + item.written,
+            found.end(),
+        )
     return Item(spoken + template[at:], written + template[at:])
 
 

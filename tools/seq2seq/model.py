@@ -9,7 +9,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from pair.errors import BadInputError
 from seq2seq.tokenizer import END, PAD, SPECIAL
@@ -99,7 +104,9 @@ def encode(model: T5ForConditionalGeneration, sources: Tensor) -> Tensor:
     Shapes: sources int64 [batch, E]; float [batch, E, width].
     """
     with torch.autocast(sources.device.type, torch.bfloat16):
-        hidden: Tensor = model.encoder(input_ids=sources, attention_mask=sources.ne(0)).last_hidden_state
+        hidden: Tensor = model.encoder(
+            input_ids=sources, attention_mask=sources.ne(0)
+        ).last_hidden_state
     return hidden
 
 

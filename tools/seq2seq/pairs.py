@@ -98,5 +98,7 @@ def padded(rows: Sequence[Tokens]) -> Tensor:
 def _pool(seed: int, pool: int, pairs: int, size: int) -> NDArray[np.int64]:
     places = np.arange(pool * size, (pool + 1) * size)
     turns = places // pairs
-    orders = {t: np.random.default_rng([seed, 1, t]).permutation(pairs) for t in set(turns.tolist())}
+    orders = {
+        t: np.random.default_rng([seed, 1, t]).permutation(pairs) for t in set(turns.tolist())
+    }
     return np.array([orders[t][p] for t, p in zip(turns.tolist(), (places % pairs).tolist())])

@@ -30,7 +30,9 @@ class Stage:
 STAGES = {"target": Stage(3, 192, 0.02, 5e-3), "draft": Stage(1, 192, 0.01, 2e-3)}
 
 
-def optimizers_of(model: nn.Module, muon: float, adam: float) -> tuple[list[Optimizer], list[float]]:
+def optimizers_of(
+    model: nn.Module, muon: float, adam: float
+) -> tuple[list[Optimizer], list[float]]:
     """Give Muon the layers' matrices and AdamW the embeddings, biases and norms.
 
     T5 leaves scores undivided, so that its queries are smaller by sqrt(head), and so are the steps.
