@@ -9,12 +9,13 @@ small one, and every figure made with it has to say that its target was inflated
 
 How outputs stay. Added layers come behind the old ones and write zeros into the residual stream;
 added columns of the stream are zero, and scale and epsilon of each RMSNorm make up for the longer
-mean; where T5 scales what leaves its decoder by the width, the last norm makes up for that, too; added heads and intermediate units are multiplied by zero columns; where queries per kv head
-become fewer, kv heads are copied; in wider heads every rotary angle keeps its dimension. Weights
-whose value does not matter are random and as spread as the old ones, so that kernels and quantisers
-meet ordinary numbers. What writes into the residual stream cannot be: zeros, which cost a CPU what
-others do, but let a GPU draw less power. Old input columns stay side by side, so that quantising by
-blocks that fill a head and divide the old widths gives them what it gave them before.
+mean, the last one's also for what T5 multiplies by the width; added heads and intermediate units
+are multiplied by zero columns; where queries per kv head become fewer, kv heads are copied; in
+wider heads every rotary angle keeps its dimension. Weights whose value does not matter are random
+and as spread as the old ones, so that kernels and quantisers meet ordinary numbers. What writes
+into the residual stream cannot be: zeros, which cost a CPU what others do, but let a GPU draw less
+power. Old input columns stay side by side, so that quantising by blocks that fill a head and divide
+the old widths gives them what it gave them before.
 
 How well. In exact arithmetic outputs are equal; in float32 logits agree to about 1e-6. A checkpoint
 written in its own type keeps its numbers bit for bit, but for two things. Norms are written in
@@ -142,7 +143,8 @@ def wanted_shape(config: Mapping[str, Any], to: str | None, numbers: Mapping[str
     presets = PRESETS[family.models]
     if to is not None and to not in presets:
         raise CheckpointError(
-            f"--to is {to}; {' and '.join(family.models)} models grow to {', '.join(presets)}, or give numbers"
+            f"--to is {to}; {', '.join(family.models)} models grow to {', '.join(presets)}; "
+            "or give numbers"
         )
     start = presets[to] if to else Shape.of(config, family)
     given = {name: n for name, n in numbers.items() if n is not None}

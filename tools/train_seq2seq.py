@@ -1,9 +1,10 @@
-"""Train a T5 pair that writes numbers, dates, times and codes as digits (inverse text normalisation).
+"""Train a T5 pair on inverse text normalisation: numbers, dates, times and codes in digits.
 
     train_seq2seq.py text --out OUT               pairs of texts, and a tokenizer of them
     train_seq2seq.py train target --out OUT       target by cross-entropy
     train_seq2seq.py train draft --out OUT        draft on the distributions of OUT/target
     train_seq2seq.py measure --out OUT            answers that are right to the letter, by rule
+    train_seq2seq.py prompts FILE.jsonl           held-out pairs, as `specrt` reads prompts
 
 The texts are drawn in itn/, a source and the one answer that is right; nothing is downloaded. The
 draft has its target's encoder, byte for byte, and fewer decoder layers. A killed `train` continues
@@ -14,6 +15,7 @@ what it shares with train_pair.py in pair/.
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,15 +55,18 @@ def main(threads: int | None) -> None:
 @main.command("text")
 @out_option
 @click.option("--pairs", "count", default=200_000, type=click.IntRange(1), help="To train on.")
+@click.option(
+    "--loose", default=0.5, type=click.FloatRange(0, 1), help="Share of sentences without sense."
+)
 @click.option("--vocabulary", default=1024, type=click.IntRange(258, 2**16), help="Entries.")
 @click.option("--seed", default=1, type=click.IntRange(0), help="Of the texts.")
-def text_command(out: Path, count: int, vocabulary: int, seed: int) -> None:
+def text_command(out: Path, count: int, loose: float, vocabulary: int, seed: int) -> None:
     """Draw pairs of texts into OUT/train.npz."""
     out.mkdir(parents=True, exist_ok=True)
-    drawn = list(islice(pairs(seed), count))
-    texts = (text for pair in drawn[:TOKENIZER_PAIRS] for text in (pair.source, pair.answer))
+    plain = islice(pairs(seed), TOKENIZER_PAIRS)
+    texts = (text for pair in plain for text in (pair.source, pair.answer))
     tokenizer = new_tokenizer(texts, vocabulary)
-    tokens = TokenPairs.cut(tokenizer, drawn)
+    tokens = TokenPairs.cut(tokenizer, list(islice(pairs(seed, loose=loose), count)))
     tokens.save(out / "train.npz")
     tokenizer.save(str(out / "tokenizer.json"))
     figures = {
@@ -105,9 +110,28 @@ def train_command(stage: str, test_pairs: int, **options: Any) -> None:
 @click.option("--pair", type=FOLDER, help="Pair to measure, if not OUT itself.")
 @test_option
 def measure_command(out: Path, pair: Path | None, test_pairs: int) -> None:
-    """Measure a pair on held-out texts: exact answers, and how often the draft is right about them."""
+    """Measure a pair on held-out texts: exact answers, and how often the draft agrees."""
     for name in STAGES:
         add_to_report(out, f"{name}_held_out", measured(pair or out, name, test_pairs))
+
+
+@main.command("prompts")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--count", default=40, type=click.IntRange(1), help="Pairs.")
+@click.option("--seed", default=2, type=click.IntRange(0), help="Of the pairs.")
+@click.option(
+    "--sentences", default=(2, 3), multiple=True, type=click.IntRange(1), help="Of a pair."
+)
+@click.option("--trained", is_flag=True, help="As they are trained on, to calibrate with.")
+def prompts_command(
+    path: Path, count: int, seed: int, sentences: tuple[int, ...], trained: bool
+) -> None:
+    """Write pairs of texts to a file of prompts and completions."""
+    drawn = islice(pairs(seed, not trained, sentences), count)
+    lines = (
+        json.dumps({"prompt": p.source, "completion": p.answer}, ensure_ascii=False) for p in drawn
+    )
+    path.write_text("".join(f"{line}\n" for line in lines), "utf8")
 
 
 def measured(folder: Path, stage: str, count: int) -> dict[str, float]:

@@ -89,7 +89,7 @@ REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
     ({}, ["--heads", 6, "--kv-heads", 3], {}, "then takes 4 kv heads"),
     ({}, ["--layers", 10**9, "--dtype", "float16"], {}, "free; use a shorter"),
     ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
-    ({}, ["--to", "3B"], {}, "llama and mistral and qwen2 models grow to 200M, 1B, 8B"),
+    ({}, ["--to", "3B"], {}, "llama, mistral, qwen2 models grow to 200M, 1B, 8B"),
     ({}, ["--decoder-layers", 3], {}, "decoder_layers is 3, and the checkpoint has no encoder"),
     ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "quantization_config"),
     ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),

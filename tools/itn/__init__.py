@@ -1,1 +1,1 @@
-"""Inverse text normalisation as a task: spoken forms to written ones, by rule, one noun per file."""
+"""Inverse text normalisation: spoken forms to written ones, by rule, one noun per file."""

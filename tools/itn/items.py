@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from itn.numbers import cardinal, digits, ordinal, rank, year
+from itn.numbers import cardinal, digits, ordinal, rank, words, year
 
-MONTHS = (
+MONTHS = words(
     "January February March April May June July August September October November December"
-).split()
+)
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-LETTERS = (
+LETTERS = words(
     "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november "
     "oscar papa quebec romeo sierra tango uniform victor whiskey xray yankee zulu"
-).split()
+)
 CURRENCIES = (("£", "pound", "pence"), ("$", "dollar", "cents"), ("€", "euro", "cents"))
 UNITS = {
     "length": {"metres": "m", "kilometres": "km", "centimetres": "cm", "miles": "mi"},

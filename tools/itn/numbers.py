@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-SMALL = (
+
+def words(text: str, between: str | None = None) -> tuple[str, ...]:
+    """Return the words of a list."""
+    return tuple(text.split(between))
+
+
+SMALL = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
-).split()
-TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
+)
+TENS = words("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
 ORDINALS = {
     "one": "first",
     "two": "second",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itn.numbers import words
+
 TRAINED = (
-    "[Please|Kindly|Could you] send {count} [boxes|crates|packs] of {goods} to {town}[ by {date}|].",
+    "[Please|Kindly|Could you] send {count} [boxes|crates|packs] of {goods} to {town}"
+    "[ by {date}|].",
     "The [invoice|bill|statement] [of|for] {company} comes to {money}[, due on {date}|].",
     "{name} [called|rang|phoned] at {time} [about|to ask about] [order|ticket|case] {code}.",
     "[You can reach|Reach|Call] {name} on {phone}[ after {time}| until {time}|].",
@@ -70,25 +73,54 @@ UNSEEN = (
 )
 """Sentences for held-out inputs alone."""
 
+LOOSE = words(
+    "a able again all almost also always any area at back bag became before began behind best big "
+    "black board book both bridge bring brother build but by call came car case change child city "
+    "clear close coat cold come copy could country cut daily dark deal deep did door down draw "
+    "dry each early east easy edge end enough even every face fair far farm fast father feel few "
+    "field fine fire fish flat food for found free fresh friend from front full garden gave get "
+    "glass go gold good great green ground grow had hand hard has have he head hear heat heavy "
+    "help her here high hill him his hold home hope horse hot house how ice idea if in inner into "
+    "iron is it its join just keep kind king knew lady lake land large later lead learn leave "
+    "left less let letter light like list little local long look loss low made main make man many "
+    "map may mean metal might milk mind more most move much music must name near need new next "
+    "night no north not notice now of off offer often old on only open or order other our out "
+    "over own paid paper part pass path pay people place plain plan plant play poor power press "
+    "price print put quick quiet rain rather read ready real red report rest rich ride right ring "
+    "river road rock roof room round rule run safe said sail same sand sea see seem sell send set "
+    "several shall she ship shop short should show side silver simple since sister size small "
+    "snow so soft some soon south space stand start state stay still stone stop store street "
+    "strong such summer sun table take talk tall tax tell than that the their them then there "
+    "they thick thin think this those though through time told too took top town trade tree trip "
+    "true try turn under until up us use very visit voice wait walk wall want warm was water way "
+    "weak wear week well went were west what when where which while white who whole why wide will "
+    "wind winter with without woman wood word work world would year yellow yet you young your"
+)
+"""Words of sentences that make no sense, which teach that what is no item is copied.
+
+None of them could be part of an item.
+"""
+
 WORDS = {
-    "name": (
+    "name": words(
         "Anna Ben Carla David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nathan Olivia "
         "Peter Rosa Samuel Teresa Victor Wendy Yusuf Zoe Marta Hugo Ingrid Pavel Amina Tomas Lucia"
-    ).split(),
-    "town": (
+    ),
+    "town": words(
         "Bristol Leeds York Dover Oxford Dublin Cardiff Belfast Exeter Norwich Lisbon Madrid Turin "
         "Vienna Prague Gdansk Bergen Malmo Riga Tallinn Porto Seville Lyon Nantes Ghent Basel Graz"
-    ).split(),
-    "goods": (
+    ),
+    "goods": words(
         "apples;paper;copper wire;printer ink;green tea;oak boards;bricks;window glass;rice;paint;"
         "batteries;olive oil;winter coats;bicycle tyres;candles;roof tiles;coffee;steel pipes;"
-        "garden chairs;light bulbs;flour;wool;medicine;spare parts;notebooks;salt;frozen fish;maps"
-    ).split(";"),
+        "garden chairs;light bulbs;flour;wool;medicine;spare parts;notebooks;salt;frozen fish;maps",
+        ";",
+    ),
 }
 """Words by the name they are drawn under; half of the names and towns are made of SYLLABLES."""
 
-SYLLABLES = (
+SYLLABLES = words(
     "bar bel cor dan del fen gar hol jun kas lan lor mar mil nor ost pel quin ras sel tam tor ul "
     "van vel wes yar zan bri cla dre fro gli kra plo ska sto tri vo ne ra li mo ta shi pe du ka"
-).split()
-ENDINGS = "Ltd;and Sons;Group;Works;Brothers;Limited;Trading;Foods".split(";")
+)
+ENDINGS = words("Ltd;and Sons;Group;Works;Brothers;Limited;Trading;Foods", ";")

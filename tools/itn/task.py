@@ -9,7 +9,7 @@ from random import Random
 from zlib import crc32
 
 from itn.items import CLOSED, KINDS, Item
-from itn.sentences import ENDINGS, SYLLABLES, TRAINED, UNSEEN, WORDS
+from itn.sentences import ENDINGS, LOOSE, SYLLABLES, TRAINED, UNSEEN, WORDS
 
 CHOICE = re.compile(r"\[([^]]*)\]")
 DRAWN = re.compile(r"\{(\w+)\}")
@@ -30,9 +30,14 @@ def is_held_out(kind: str, item: Item) -> bool:
 
 
 def pairs(
-    seed: int, held_out: bool = False, sentences: Sequence[int] = (1, 2, 3)
+    seed: int,
+    held_out: bool = False,
+    sentences: Sequence[int] = (1, 2, 3),
+    loose: float = 0.0,
 ) -> Iterator[Pair]:
     """Yield pairs without end, the same for the same arguments.
+
+    So large a share of the sentences as `loose` says are items among words in no order.
 
     Held-out pairs have other sentences than those for training, and in them every value of a kind
     with many values (KINDS but CLOSED) is one that training pairs never have.
@@ -41,7 +46,12 @@ def pairs(
     while True:
         templates = UNSEEN if held_out else TRAINED
         chosen = rng.sample(templates, rng.choice(sentences))
-        made = [_sentence(rng, template, held_out) for template in chosen]
+        made = [
+            _loose(rng, held_out)
+            if loose and rng.random() < loose
+            else _sentence(rng, template, held_out)
+            for template in chosen
+        ]
         yield Pair(" ".join(one.spoken for one in made), " ".join(one.written for one in made))
 
 
@@ -61,6 +71,36 @@ def _sentence(rng: Random, template: str, held_out: bool) -> Item:
             found.end(),
         )
     return Item(spoken + template[at:], written + template[at:])
+
+
+def _loose(rng: Random, held_out: bool) -> Item:
+    spoken: list[str] = []
+    written: list[str] = []
+    for _ in range(rng.randint(1, 2)):
+        for _ in range(rng.randint(1, 6)):
+            word = _any_word(rng)
+            spoken.append(word)
+            written.append(word)
+        item = _draw(rng, rng.choice(list(KINDS)), held_out)
+        spoken.append(item.spoken)
+        written.append(item.written)
+    if rng.random() < 0.6:
+        word = _any_word(rng)
+        spoken.append(word)
+        written.append(word)
+    first = spoken[0][0].upper() + spoken[0][1:]
+    return Item(" ".join([first, *spoken[1:]]) + ".", " ".join([first, *written[1:]]) + ".")
+
+
+def _any_word(rng: Random) -> str:
+    kind = rng.random()
+    if kind < 0.6:
+        word = rng.choice(LOOSE)
+    elif kind < 0.8:
+        word = "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3)))
+    else:
+        word = _word(rng, rng.choice(("name", "town", "goods", "company")))
+    return word + "," if rng.random() < 0.1 else word
 
 
 def _draw(rng: Random, kind: str, held_out: bool) -> Item:

@@ -49,7 +49,7 @@ def new_target(vocabulary: int, width: int, layers: int) -> T5ForConditionalGene
 
 
 def new_draft(target: T5ForConditionalGeneration, layers: int) -> T5ForConditionalGeneration:
-    """Return a draft of the target's encoder and its first decoder layers; the encoder is frozen."""
+    """Return a draft of the target's encoder, frozen, and its first decoder layers."""
     config = copy.deepcopy(target.config)
     config.num_decoder_layers = layers
     draft = T5ForConditionalGeneration(config)

@@ -101,4 +101,6 @@ def _pool(seed: int, pool: int, pairs: int, size: int) -> NDArray[np.int64]:
     orders = {
         t: np.random.default_rng([seed, 1, t]).permutation(pairs) for t in set(turns.tolist())
     }
-    return np.array([orders[t][p] for t, p in zip(turns.tolist(), (places % pairs).tolist())])
+    return np.array(
+        [orders[t][p] for t, p in zip(turns.tolist(), (places % pairs).tolist(), strict=True)]
+    )
