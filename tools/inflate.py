@@ -44,9 +44,9 @@ from numpy.typing import NDArray
 
 from growth.axes import grown_axes
 from growth.config import check_config, check_rotary, grown_config
-from growth.family import family_of
+from growth.family import FAMILIES, family_of
 from growth.layout import Plan, is_tied, plan_weights
-from growth.shape import PRESETS, Shape, check_growth
+from growth.shape import Shape, check_growth, presets_of
 from growth.shards import SHARD_BYTES, Entry, write_shards
 from growth.tensor import DTYPES, encode, grow, stored_dtype
 from specrt.errors import BuildError, CheckpointError, SpecrtError
@@ -98,7 +98,7 @@ def inflate(
     note = f"{name}: {old}. It has that model's outputs at this one's cost."
     with atomic_folder(out) as folder:
         write_shards(folder, entries, shard_bytes)
-        text = json.dumps(grown_config(config, family, old, new, dtype, note), indent=2)
+        text = json.dumps(grown_config(config, old, new, dtype, note, family), indent=2)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
         for beside in BESIDE:
             if (checkpoint.folder / beside).is_file():
@@ -140,7 +140,7 @@ def wanted_shape(config: Mapping[str, Any], to: str | None, numbers: Mapping[str
     Raises: CheckpointError for a preset that the checkpoint's family has not.
     """
     family = family_of(config, "the checkpoint")
-    presets = PRESETS[family.models]
+    presets = presets_of(family)
     if to is not None and to not in presets:
         raise CheckpointError(
             f"--to is {to}; {', '.join(family.models)} models grow to {', '.join(presets)}; "
@@ -163,11 +163,11 @@ def _number(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 SHAPES = "\b\n" + "\n".join(
-    f"{models[0]:6}{name:6}{shape}"
-    for models, presets in PRESETS.items()
-    for name, shape in presets.items()
+    f"{family.models[0]:6}{name:6}{shape}"
+    for family in FAMILIES
+    for name, shape in presets_of(family).items()
 )
-NAMES = sorted({name for presets in PRESETS.values() for name in presets})
+NAMES = sorted({name for family in FAMILIES for name in presets_of(family)})
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=SHAPES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
 
-from growth.family import Family
+from growth.family import LLAMA, Family
 from growth.shape import Shape
 from specrt.errors import CheckpointError
 
@@ -71,7 +71,12 @@ def check_rotary(config: Mapping[str, Any], old: Shape, new: Shape) -> None:
 
 
 def grown_config(
-    config: Mapping[str, Any], family: Family, old: Shape, new: Shape, dtype: str, note: str
+    config: Mapping[str, Any],
+    old: Shape,
+    new: Shape,
+    dtype: str,
+    note: str,
+    family: Family = LLAMA,
 ) -> dict[str, Any]:
     """Return the config of the grown model."""
     grown = dict(config)

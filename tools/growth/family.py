@@ -141,7 +141,7 @@ LLAMA = Family(
 
 
 def _t5_stack(side: str, layers: str, attentions: tuple[str, ...]) -> Stack:
-    kinds = {}
+    kinds: dict[str, Kind] = {}
     for number, attention in enumerate(attentions):
         at = f"layer.{number}"
         projections = {"q": QUERIES, "k": KEYS, "v": VALUES, "o": ATTENDED}

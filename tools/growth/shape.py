@@ -36,7 +36,7 @@ class Shape:
             )
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], family: Family) -> Shape:
+    def of(cls, config: Mapping[str, Any], family: Family = LLAMA) -> Shape:
         """Read the shape out of a config.json.
 
         Raises: CheckpointError for a number that is missing or out of range.
@@ -74,7 +74,7 @@ class Shape:
         )
 
 
-LLAMA_PRESETS = {
+PRESETS = {
     "200M": Shape(1024, 16, 16, 8, 64, 2816),
     "1B": Shape(2048, 16, 32, 8, 64, 8192),
     "8B": Shape(4096, 32, 32, 8, 128, 14336),
@@ -85,7 +85,11 @@ T5_PRESETS = {
     "3B": Shape(2048, 24, 32, 32, 64, 5120, 24),
 }
 """The shapes of T5 v1.1 Base and XL, whatever the vocabulary."""
-PRESETS = {LLAMA.models: LLAMA_PRESETS, T5.models: T5_PRESETS}
+
+
+def presets_of(family: Family) -> Mapping[str, Shape]:
+    """Return the shapes with a name of a family."""
+    return T5_PRESETS if family is T5 else PRESETS
 
 
 def check_growth(old: Shape, new: Shape, divides: bool = True) -> None:

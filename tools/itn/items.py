@@ -131,8 +131,16 @@ def _apart(text: str) -> str:
 
 
 KINDS: dict[str, Callable[[Random], Item]] = {
-    make.__name__: make for make in (count, money, date, time, phone, percent, place, code)
-} | {name: partial(measure, units) for name, units in UNITS.items()}
+    "count": count,
+    "money": money,
+    "date": date,
+    "time": time,
+    "phone": phone,
+    "percent": percent,
+    "place": place,
+    "code": code,
+    **{name: partial(measure, units) for name, units in UNITS.items()},
+}
 """What a sentence can have in braces, by name."""
 CLOSED = ("place",)
 """Kinds with so few values that all of them are trained on."""

@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from pair.errors import BadInputError
 from pair.model import load_model, logits_of, new_model
@@ -77,9 +77,10 @@ def optimizers_of(model: LlamaForCausalLM, muon: float, adam: float) -> list[Opt
 class Run:
     """Everything of a stage that is saved and read back, and how to take a step."""
 
-    model: PreTrainedModel
-    teacher: PreTrainedModel | None
-    tokens: Sized
+    # Of the kinds that a stage works on.
+    model: Any
+    teacher: Any
+    tokens: Any
     peaks: Sequence[float]
     optimizers: list[Optimizer]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -57,7 +58,8 @@ def answers_of(
     model: T5ForConditionalGeneration, tokenizer: Tokenizer, sources: torch.Tensor
 ) -> list[str]:
     """Return the greedy answers to sources that are padded with 0."""
-    written = model.generate(
+    generate: Any = model.generate
+    written = generate(
         sources, attention_mask=sources.ne(0), do_sample=False, max_new_tokens=LENGTH // 2
     )
     texts: list[str] = tokenizer.decode_batch(written.tolist())

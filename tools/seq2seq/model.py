@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,22 +31,22 @@ def new_target(vocabulary: int, width: int, layers: int) -> T5ForConditionalGene
     """
     if width % HEAD:
         raise BadInputError(f"width {width} is not a multiple of {HEAD}")
-    config = T5Config(
-        vocab_size=vocabulary,
-        d_model=width,
-        d_kv=HEAD,
-        d_ff=2 * width,
-        num_layers=layers,
-        num_decoder_layers=layers,
-        num_heads=width // HEAD,
-        feed_forward_proj="gated-gelu",
-        dropout_rate=0.0,
-        n_positions=LENGTH,
-        pad_token_id=SPECIAL.index(PAD),
-        eos_token_id=SPECIAL.index(END),
-        decoder_start_token_id=SPECIAL.index(PAD),
-    )
-    return T5ForConditionalGeneration(config)
+    numbers: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": HEAD,
+        "d_ff": 2 * width,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": width // HEAD,
+        "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0,
+        "n_positions": LENGTH,
+        "pad_token_id": SPECIAL.index(PAD),
+        "eos_token_id": SPECIAL.index(END),
+        "decoder_start_token_id": SPECIAL.index(PAD),
+    }
+    return T5ForConditionalGeneration(T5Config(**numbers))
 
 
 def new_draft(target: T5ForConditionalGeneration, layers: int) -> T5ForConditionalGeneration:
@@ -74,10 +75,9 @@ def load_model(folder: Path) -> T5ForConditionalGeneration:
         raise BadInputError(f"no checkpoint: {folder}")
     if (kind := json.loads(config.read_text("utf8")).get("model_type")) != "t5":
         raise BadInputError(f"{folder} is of model_type {kind!r}; expected t5")
-    model: T5ForConditionalGeneration = T5ForConditionalGeneration.from_pretrained(
-        folder, dtype=torch.float32
-    )
-    return model.eval()
+    model = T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    nn.Module.eval(model)
+    return model
 
 
 def save_model(model: T5ForConditionalGeneration, tokenizer: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +26,13 @@ class TokenPairs:
     Shapes: uint16 [tokens] each, with int64 [pairs + 1] where each pair begins.
     """
 
-    def __init__(self, arrays: dict[str, NDArray[np.int64]]) -> None:
+    def __init__(self, arrays: dict[str, Any]) -> None:
         self.arrays = arrays
 
     @classmethod
     def cut(cls, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> TokenPairs:
         """Tokenize pairs of texts."""
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name in ("source", "answer"):
             texts = tokenizer.encode_batch([getattr(pair, name) for pair in pairs])
             rows = [np.array(text.ids, np.uint16) for text in texts]
@@ -64,7 +65,8 @@ class TokenPairs:
     def row(self, name: str, index: int) -> Tokens:
         """Return a source or an answer."""
         begin, end = self.arrays[f"{name}_begins"][index : index + 2]
-        return self.arrays[name][begin:end].astype(np.uint16)
+        row: Tokens = self.arrays[name][begin:end]
+        return row
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return sources and answers, padded with 0 behind.

@@ -63,6 +63,7 @@ class Seq2SeqRun(Run):
 
     model: T5ForConditionalGeneration
     teacher: T5ForConditionalGeneration | None
+    tokens: TokenPairs
 
     def open(self) -> None:
         """Read the pairs, and make the model and what trains it."""
