@@ -58,8 +58,8 @@ def answers_of(
     model: T5ForConditionalGeneration, tokenizer: Tokenizer, sources: torch.Tensor
 ) -> list[str]:
     """Return the greedy answers to sources that are padded with 0."""
-    generate: Any = model.generate
-    written = generate(
+    generator: Any = model  # the library's own types refuse the call
+    written = generator.generate(
         sources, attention_mask=sources.ne(0), do_sample=False, max_new_tokens=LENGTH // 2
     )
     texts: list[str] = tokenizer.decode_batch(written.tolist())

@@ -69,7 +69,6 @@ class Seq2SeqRun(Run):
         """Read the pairs, and make the model and what trains it."""
         o, spec = self.o, STAGES[self.name]
         self.tokens = TokenPairs.load(o.out / "train.npz")
-        self.seen = 0
         torch.manual_seed(o.seed)
         layers = o.layers or spec.layers
         if self.name == "target":
@@ -90,7 +89,6 @@ class Seq2SeqRun(Run):
         """
         sources, answers = self.tokens.training_batch(self.clock.steps, self.o.batch, self.o.seed)
         labels = answers[answers.ne(0)]
-        self.seen += len(labels)
         if self.teacher is None:
             logits = logits_of(self.model, sources, encode(self.model, sources), answers)
             entropy = functional.cross_entropy(logits, labels)
@@ -111,5 +109,6 @@ class Seq2SeqRun(Run):
         return super().settings() | {"shape": [config.d_model, config.num_decoder_layers]}
 
     def tokens_seen(self) -> int:
-        """Return how many tokens of answers all steps so far were trained on."""
-        return self.seen
+        """Return how many tokens of answers so many steps are trained on, by their mean length."""
+        mean = len(self.tokens.arrays["answer"]) / len(self.tokens)
+        return round(self.clock.steps * self.o.batch * mean)
