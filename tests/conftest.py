@@ -17,6 +17,7 @@ from specrt.generator import Generator
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.recipe import read_recipe
+from speech.tiny_whisper import save_pair
 from support.toy import byte_level
 
 FIRST = ("cpp", "kernels", "portable", "lower", "compile", "check", "export")
@@ -75,6 +76,16 @@ def codelet(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
         if not is_fresh(recipe, bundle):
             build(recipe, bundle)
     return bundle
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a small random Whisper, built by whichever worker comes first."""
+    shared = shared_folder(tmp_path_factory) / "whisper"
+    with locked(shared.with_suffix(".lock")):
+        if not (shared / "bundle").exists():
+            build(read_recipe(save_pair(shared)), shared / "bundle")
+    return shared / "bundle"
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ specrt.speculation
 specrt.sampling
 specrt.system.doctor
 specrt.engine.backends
-specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_cuda
+specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_block specrt.engine.ort_cuda
 specrt.engine.ort_encoder_decoder
 specrt.engine.ort
 specrt.engine

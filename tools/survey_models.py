@@ -1,8 +1,9 @@
-"""Writes docs/models.md: what becomes of each causal model type of the installed transformers.
+"""Writes docs/models.md: what becomes of each model type of transformers that writes a text.
 
 Of each type a tiny random checkpoint is made, exported, and compared with transformers' eager
 model: prefill, a verify at an offset, two rows of different lengths of which one is rolled back
-over stale keys, and beyond each sliding window. A type is equal, or refused by a reason.
+over stale keys, and beyond each sliding window; of encoder-decoders, of sources of different
+lengths, and beyond near distances. A type is equal, or refused by a reason.
 
     python tools/survey_models.py                 # all types, to docs/models.md
     python tools/survey_models.py llama gemma3    # these, to standard output
@@ -34,14 +35,19 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "word_embed_proj_dim"), 32),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
     **dict.fromkeys(("decoder_layers", "num_key_value_heads"), 2),
+    **dict.fromkeys(("encoder_layers", "num_decoder_layers", "num_encoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
     **dict.fromkeys(("attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "num_decoder_attention_heads"), 4),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), 64),
     **dict.fromkeys(("decoder_ffn_dim", "moe_intermediate_size"), 64),
+    **dict.fromkeys(("encoder_ffn_dim", "d_ff"), 64),
     **dict.fromkeys(("head_dim", "global_head_dim", "rotary_dim"), 8),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "hidden_size_per_layer_input"), 8),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim"), 16),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 512),
+    "max_target_positions": 512,
+    "max_source_positions": 64,
     **dict.fromkeys(("initializer_range", "init_std"), 0.2),
     "sliding_window": WINDOW,
     "pad_token_id": 0,
@@ -60,6 +66,8 @@ class Outcome(NamedTuple):
     error: float | None
     """Largest error of a logit over the largest logit; None where the type is refused."""
     reason: str = ""
+    encodes: bool = False
+    """Whether it is an encoder-decoder."""
 
 
 def save_checkpoint(kind: str, folder: Path) -> None:
@@ -67,7 +75,11 @@ def save_checkpoint(kind: str, folder: Path) -> None:
     import torch
     import transformers
 
-    factory: Any = transformers.AutoModelForCausalLM
+    from specrt_export.task import task_of
+
+    task = task_of(transformers.AutoConfig.for_model(kind).to_dict())
+    assert task is not None, "a type that has none was refused"
+    factory: Any = task.factory(kind)
     for left_out in ((), *((name,) for name in OFTEN_REFUSED), OFTEN_REFUSED):
         torch.manual_seed(0)
         try:
@@ -105,6 +117,15 @@ def tiny_config(kind: str, left_out: Sequence[str] = ()) -> Any:
 
 def survey(kind: str) -> Outcome:
     """Export one model type and compare it with transformers."""
+    from transformers import AutoConfig
+
+    from specrt_export.task import task_of
+
+    task = task_of(AutoConfig.for_model(kind).to_dict())
+    return _outcome(kind)._replace(encodes=task is not None and task.encodes)
+
+
+def _outcome(kind: str) -> Outcome:
     from transformers import AutoConfig
 
     from specrt.errors import ExportError
@@ -164,21 +185,23 @@ def surveyed(kinds: Sequence[str]) -> Iterator[Outcome]:
         yield outcome or Outcome(kind, None, f"{UNBUILT} within {SECONDS} s")
 
 
-def causal_types() -> list[str]:
-    """Return the causal model types of the installed transformers."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def model_types() -> list[str]:
+    """Return the model types of the installed transformers that write a text."""
+    from specrt.bundle import TASKS
+    from specrt_export.task import classes_for
 
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return sorted({kind for task in TASKS for kind in classes_for(task)})
 
 
 INTRODUCTION = """# Models
 
-Every causal model type of transformers {version}, as a tiny random checkpoint: exported, then
-compared with transformers' eager model (prefill, a verify at an offset, two rows of different
-lengths of which one is rolled back over stale keys, and beyond each sliding window). {equal} of
-{all} types export and are equal; the others are refused by name. *Error* is the largest error of a
-logit over the largest logit. A refusal is about the type's default config: a dense model of a type
-whose default has experts may export.
+Every model type of transformers {version} for text generation, text to text or speech to text, as a
+tiny random checkpoint: exported, then compared with transformers' eager model (prefill, a verify at
+an offset, two rows of different lengths of which one is rolled back over stale keys, and beyond
+each sliding window; rows of an encoder-decoder are texts of sources of different lengths, once of
+300 positions). {equal} of {all} types export and are equal; the others are refused by name. *Error*
+is the largest error of a logit over the largest logit. A refusal is about the type's default
+config: a dense model of a type whose default has experts may export.
 
 This page is written by `python tools/survey_models.py`.
 """
@@ -192,10 +215,16 @@ SHORT = (
     (r"transformers' \w+ computes attention itself.*", "does not use the attention interface"),
     (r"it has layers with a recurrent state.*", "a recurrent state, which cannot be rolled back"),
     (r"it is one part of a multimodal model.*", "multimodal; its text model may export"),
-    (r"it is an encoder-decoder.*", "an encoder-decoder"),
     (r"it adds ALiBi.*", "ALiBi positions"),
     (r"\w+ adds '(\w+)' to its attention.*", r"its attention has a term of its own, `\1`"),
     (r"\w+ puts \S+ together from several.*", "weights put together from several stored ones"),
+    (r"\S+ attends to its text in layers .*", "does not use the attention interface"),
+    (r"its encoder attends to blocks of.*", "an encoder that attends to blocks of a long source"),
+    (r"its encoder and its decoder have a config.*", "an encoder and a decoder of a config each"),
+    (r"\S+ reads speech otherwise than.*", "reads speech otherwise than as log-mel features"),
+    (r"\S+ names its layers and widths in.*", "sizes that have names of their own"),
+    (r"\w+ computes positions otherwise.*", "computes positions otherwise than by a table"),
+    (r"\w+ computes its relative bias in.*", "relative biases not of each query and key"),
     (r"\w+ keeps keys and values of \d+ shapes.*", "keys and values of several shapes"),
     (r"the model's attention mask is neither.*", "a mask neither causal nor a sliding window"),
     (r"the model in .*DataDependentOutputException.*", "what it computes depends on values"),
@@ -218,13 +247,18 @@ def page(outcomes: Sequence[Outcome]) -> str:
         version=transformers.__version__, equal=len(equal), all=len(outcomes)
     )
     lines = [
-        *("## Exported and equal", "", "| model type | error |", "| --- | ---: |"),
-        *(f"| `{one.kind}` | {one.error:.0e} |" for one in equal),
-        *("", "## Refused", "", "| reason | model types |", "| --- | --- |"),
+        *_table("Decoders", [one for one in equal if not one.encodes]),
+        *_table("Encoder-decoders", [one for one in equal if one.encodes]),
+        *("## Refused", "", "| reason | model types |", "| --- | --- |"),
         *(f"| {reason} | {', '.join(kinds)} |" for reason, kinds in refused),
         "",
     ]
     return head + "\n" + "\n".join(lines)
+
+
+def _table(title: str, equal: Sequence[Outcome]) -> list[str]:
+    rows = [f"| `{one.kind}` | {one.error:.0e} |" for one in equal]
+    return [f"## {title}", "", "| model type | error |", "| --- | ---: |", *rows, ""]
 
 
 def _reason(outcome: Outcome) -> str:
@@ -242,15 +276,17 @@ def arguments() -> list[str]:
     )
     parser.add_argument("kinds", nargs="*", metavar="TYPE", help="[default: all, to the page]")
     kinds: list[str] = parser.parse_args().kinds
-    if unknown := sorted({*kinds} - {*causal_types()}):
-        parser.error(f"no causal model type is called {', '.join(unknown)}; {PAGE} lists them all")
+    if unknown := sorted({*kinds} - {*model_types()}):
+        parser.error(
+            f"no type of model that writes a text is called {', '.join(unknown)}; {PAGE} lists all"
+        )
     return kinds
 
 
 def main(kinds: Sequence[str]) -> int:
     """Survey types; return 1 where the exporter failed by an error that is not a refusal."""
     outcomes = []
-    for one in surveyed(kinds or causal_types()):
+    for one in surveyed(kinds or model_types()):
         outcomes.append(one)
         if kinds:
             print(one.kind, one.reason if one.error is None else f"{one.error:.1e}", sep=": ")

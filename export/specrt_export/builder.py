@@ -19,6 +19,7 @@ from pathlib import Path
 import specrt
 from specrt.bundle import (
     FILE_NAME,
+    GENERATION_CONFIG,
     TASKS,
     Bundle,
     EncoderRecord,
@@ -28,6 +29,7 @@ from specrt.bundle import (
     format_of,
     hash_file,
 )
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
@@ -45,7 +47,8 @@ from specrt_export.compile.compiler import (
     GraphSource,
     Progress,
 )
-from specrt_export.heads.eagle3_format import KIND, Head, feature_weights, own_weights
+from specrt_export.heads.head_checkpoint import HeadCheckpoint, feature_weights, own_weights
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.inputs import (
     CalibrationPieces,
     ModelInputs,
@@ -56,6 +59,7 @@ from specrt_export.inputs import (
     decoder_start,
     end_tokens,
     find_inputs,
+    generation_config,
     model_task,
     most_source,
     quantized_sources,
@@ -89,6 +93,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -123,7 +129,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         progress("hash checkpoints", 0.95)
         origins = {model.role: _provenance(recipe, model) for model in inputs}
         progress("write manifest", 0.97)
-        _copy_tokenizer(inputs[0].checkpoint.folder, folder)
+        _copy_tokenizer(inputs[0].checkpoint, folder)
         head = inputs[0].head
         if inputs[-1].entries is not None:
             (folder / VOCAB_MAP).write_bytes(inputs[-1].entries.astype("<i4").tobytes())
@@ -174,6 +180,13 @@ def _accepted(recipe: Recipe, bundle: Path, progress: Progress) -> tuple[float, 
         progress(
             "warning: nothing tells how much of what the head drafts is accepted; name a text as "
             "`calibration` in [quality]",
+            0.98,
+        )
+        return ()
+    if missing := backend_named(recipe.backend_of("target")).missing():
+        progress(
+            f"warning: how much of what the head drafts is accepted is not measured ({missing}); "
+            "build it for ort-cpu too, or where it will run",
             0.98,
         )
         return ()
@@ -251,10 +264,13 @@ def _part(progress: Progress, number: int, parts: int) -> Progress:
     return lambda stage, done: progress(stage, 0.95 * (number + done) / parts)
 
 
-def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
+def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     for name in TOKENIZER_FILES:
-        if (checkpoint / name).is_file():
-            shutil.copyfile(checkpoint / name, folder / name)
+        if (checkpoint.folder / name).is_file():
+            shutil.copyfile(checkpoint.folder / name, folder / name)
+    settings = generation_config(checkpoint)
+    if settings and not (folder / GENERATION_CONFIG).exists():
+        (folder / GENERATION_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _manifest(
@@ -412,7 +428,8 @@ class ModelBuilder:
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)
             record = self._record(parameters, measured, compiled)
             vocab_map = "" if model.entries is None else VOCAB_MAP
-            record = replace(record, kind=KIND if is_head else "", vocab_map=vocab_map)
+            kind = model.head.KIND if role == "draft" and model.head is not None else ""
+            record = replace(record, kind=kind, vocab_map=vocab_map)
             task = facts_of(read_graph(original.graph)).get(TASK, TASKS[0])
             return BuiltModel(record, measured.likeliest, original, task)
 
@@ -447,7 +464,7 @@ class ModelBuilder:
             check_graph(graph, checkpoint, self.recipe.engine.max_length)
         return GraphSource(graph, checkpoint.folder)
 
-    def _export_pair(self, model: ModelInputs, head: Head, scratch: Path) -> GraphSource:
+    def _export_pair(self, model: ModelInputs, head: HeadCheckpoint, scratch: Path) -> GraphSource:
         """Export a target with the feature that its head reads, or that head."""
         from specrt_export.portable.exporter import export_graph, export_head
 
@@ -470,10 +487,9 @@ class ModelBuilder:
         if not (runs_here() and all(map(find_spec, ("torch", "transformers")))):
             return
         if model.head is not None and model.role == "draft":
-            from specrt_export.check.head_equivalence import check_head
-
             progress("compare draft with torch", 0.1)
-            check_head(model.head, source.graph, source.weights)
+            check_graph_of = HEAD_FORMATS[model.head.KIND].part("check_graph")
+            check_graph_of(model.head, source.graph, source.weights)
             return
         reference, reason = _open_reference(model.checkpoint, parameters)
         if reference is None:

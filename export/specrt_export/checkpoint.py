@@ -73,6 +73,8 @@ WANTED_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
     SINGLE,
     INDEX,
     "model-*.safetensors",
@@ -299,10 +301,27 @@ def _json(path: Path, why: str) -> dict[str, Any]:
     return data
 
 
+HEAD_NAMES = {"eagle3": ("eagle3",), "dflash": ("dflash", "dspark")}
+"""By format of heads, what the names of their classes have in them."""
+
+
+def head_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of classes in a config.json, by which a head is told from a model."""
+    classes = config.get("architectures")
+    names = classes if isinstance(classes, list) else []
+    return [str(name) for name in (*names, config.get("speculators_model_type", ""))]
+
+
+def named_head(config: Mapping[str, Any]) -> str | None:
+    """Return the format of the head whose class a config.json names; None where it does not."""
+    names = [name.lower() for name in head_names(config)]
+    kinds = HEAD_NAMES.items()
+    return next((k for k, parts in kinds if any(p in n for n in names for p in parts)), None)
+
+
 def names_head(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json names the class of a head of EAGLE-3."""
-    names = [*(config.get("architectures") or ()), config.get("speculators_model_type", "")]
-    return any("eagle3" in str(name).lower() for name in names)
+    """Tell whether a config.json names the class of a head."""
+    return named_head(config) is not None
 
 
 PICKLE = "pytorch_model.bin"

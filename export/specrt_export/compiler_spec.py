@@ -29,12 +29,14 @@ class CompilerSpec:
     """Floats in an engine over those in the graph it is made of, at most."""
     encoder_decoders: bool = False
     """Whether it builds encoder-decoders."""
+    heads: bool = False
+    """Whether it makes engines of heads, and of drafts that score some entries only."""
 
 
 _PLANS = CompilerSpec(
     "specrt_export.compile.tensorrt_compiler:TensorRtCompiler", row_scales=True, pads_tail=True,
     # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    disk_factor=2.5, float_factor=1.57,
+    disk_factor=2.5, float_factor=1.57, heads=True,
 )  # fmt: skip
 
 COMPILERS: dict[str, CompilerSpec] = {
@@ -43,6 +45,7 @@ COMPILERS: dict[str, CompilerSpec] = {
         (*(p for p in PRECISIONS if p != "fp8"), STORED),
         on_cpu=True,
         encoder_decoders=True,
+        heads=True,
     ),
     "ort-cuda": CompilerSpec(
         "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",

@@ -22,10 +22,11 @@ import click
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
 from specrt.system.memory import size
-from specrt_export.checkpoint import names_head, text_config
+from specrt_export.checkpoint import named_head, names_head, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.heads.eagle3_format import KIND
 from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
@@ -114,8 +115,8 @@ class ModelShape:
     """Whether the checkpoint is in fp16 or bf16."""
     scored: int
     """Entries of the vocabulary that are scored: all, but for some drafts."""
-    reads_features: bool = False
-    """Whether it is a head, which reads features beside tokens."""
+    head: str = ""
+    """The format of a head, which reads what its target leaves; empty of a model."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
@@ -169,7 +170,7 @@ class ModelShape:
             mlp_bias=bool(config.get("mlp_bias")),
             half=(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16"),
             scored=number("draft_vocab_size", number("vocab_size")),
-            reads_features=names_head(config),
+            head=named_head(config) or "",
         )
 
     @property
@@ -177,7 +178,7 @@ class ModelShape:
         """Return the weights of the model, a tied table once."""
         table = self.geometry.vocab_size * self.hidden
         matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
-        own = not self.tied or self.reads_features or self.scored != self.geometry.vocab_size
+        own = not self.tied or self.head != "" or self.scored != self.geometry.vocab_size
         return matrices + table + own * self.scored * self.hidden + sum(self.vectors())
 
     def matrices(self) -> Iterator[Matrix]:
@@ -185,9 +186,8 @@ class ModelShape:
         g, hidden = self.geometry, self.hidden
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
         for layer in range(g.layers):
-            beside = (
-                hidden if self.reads_features and not layer else 0
-            )  # the feature beside each token
+            # The feature beside each token, where a head reads pairs.
+            beside = hidden if self.head == KIND and not layer else 0
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)
             yield Matrix("layers", 2 * self.intermediate, hidden)

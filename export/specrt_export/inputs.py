@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HubTokenizer
 
+from specrt.bundle import GENERATION_CONFIG
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.system.memory import size
@@ -26,7 +27,8 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.heads.eagle3_format import Head, is_head, read_head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
 from specrt_export.portable.attachment import is_attached
 from specrt_export.portable.external_data import MappedWeight, map_weights
 from specrt_export.portable.graph import (
@@ -115,9 +117,6 @@ def _filler(token: str | None) -> bool:
 def _shown(token: str | None) -> str:
     return "no token" if token is None else repr(token)
 
-
-HEADS_RUN_ON = "ort-cpu"
-"""The backend that has engines for heads, and for drafts that score some entries only."""
 
 PIECE = 512
 """Tokens that are scored one after another, the earlier ones as context of the later."""
@@ -280,7 +279,7 @@ class ModelInputs:
     """None where the recipe names no graph: it is exported as part of the build."""
     hub: str = ""
     """The name that the checkpoint was fetched by; empty where it was there."""
-    head: Head | None = None
+    head: HeadCheckpoint | None = None
     """The head that drafts, with both models of its pair; None where a model drafts, or nothing."""
     entries: NDArray[np.int64] | None = None
     """Of a draft: the target's id of each entry that it scores, rising; None where it scores all.
@@ -303,15 +302,20 @@ def find_inputs(recipe: Recipe) -> list[ModelInputs]:
                 "no head, but a model; remove it"
             )
         entries = model_entries(draft.checkpoint)
-        if entries is not None and recipe.backend_of("draft") != HEADS_RUN_ON:
+        if entries is not None and not recipe.spec_of("draft").heads:
             raise BuildError(
                 f"{recipe.path}: {draft.checkpoint.origin} scores {len(entries)} entries only, and "
-                f"{recipe.backend_of('draft')} runs no such draft yet: build the pair for "
-                f"{HEADS_RUN_ON}, or with a draft that scores all"
+                f"{recipe.backend_of('draft')} runs no such draft: build the pair for "
+                f"{_run_heads()}, or with a draft that scores all"
             )
         return [found[0], replace(draft, entries=entries)]
     _check_head(recipe, found)
     head = read_head(draft.checkpoint, found[0].checkpoint, layers)
+    if recipe.engine.max_length < head.config.least_length:
+        raise BuildError(
+            f"{recipe.path}: engine.max_length is {recipe.engine.max_length}, and the head in "
+            f"[draft] drafts nothing in so few; expected {head.config.least_length} or more"
+        )
     target, draft = (replace(model, head=head) for model in found)
     return [target, replace(draft, entries=head.entries)]
 
@@ -321,19 +325,29 @@ def _check_head(recipe: Recipe, inputs: list[ModelInputs]) -> None:
 
     Raises: BuildError.
     """
-    for model in inputs:
-        source, backend = recipe.sources[model.role], recipe.backend_of(model.role)
+    kind = head_format(inputs[-1].checkpoint)
+    assert kind is not None, "a draft that is no head"
+    able = HEAD_FORMATS[kind].backends
+    backends = [recipe.backend_of(model.role) for model in inputs]
+    for model, backend in zip(inputs, backends, strict=True):
+        source = recipe.sources[model.role]
         refused = {
             f"{model.role}.graph is set, and a graph for a head is made with it: remove it":
                 model.graph is not None,
-            f"{backend} runs no heads yet: build the pair for {HEADS_RUN_ON}, or with a draft "
-            "model": backend != HEADS_RUN_ON,
+            f"{backend} runs no {kind} heads yet: build the pair for {' or '.join(able)}, or "
+            "with a draft model": backend not in able,
+            f"its backend is {backends[-1]} and the target's {backends[0]}, and it reads what the "
+            "target leaves in memory: name one for both": backends[0] != backends[-1],
             f"{model.role}.bits is {source.bits!r}, and a head's are not chosen: set `precision`":
                 bool(source.bits) and model.role == "draft",
         }  # fmt: skip
         for problem, found in refused.items():
             if found:
                 raise BuildError(f"{recipe.path}: the draft is a head; {problem}")
+
+
+def _run_heads() -> str:
+    return " or ".join(name for name, spec in COMPILERS.items() if spec.heads)
 
 
 def _find(recipe: Recipe, role: str, source: ModelSource) -> ModelInputs:
@@ -581,6 +595,26 @@ def _forced(checkpoint: Checkpoint) -> list[tuple[Path, str, Any]]:
         ) from None
 
 
+SETTINGS = (
+    "min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids",
+    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+    "num_beams", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+)  # fmt: skip
+"""Settings of how to write a text, which older checkpoints have in config.json."""
+
+
+def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint's generation_config.json, or what of it its config.json holds.
+
+    As transformers does, the second is read only where there is no such file.
+    Raises: CheckpointError for a file that cannot be read.
+    """
+    if (checkpoint.folder / GENERATION_CONFIG).is_file():
+        return _generation_settings(checkpoint)
+    return {k: checkpoint.config[k] for k in SETTINGS if checkpoint.config.get(k) is not None}
+
+
 def shares_encoder(target: tuple[Path, Path], draft: tuple[Path, Path]) -> bool:
     """Tell whether a draft reads the hidden states of its target: they are the same, bit for bit.
 
@@ -623,17 +657,21 @@ def _same_bytes(one: MappedWeight, other: MappedWeight | None) -> bool:
 
 def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
     """Return a setting and the file it is from."""
-    path = checkpoint.folder / "generation_config.json"
+    value = _generation_settings(checkpoint).get(key)
+    if value is None:
+        return checkpoint.folder / "config.json", checkpoint.config.get(key)
+    return checkpoint.folder / GENERATION_CONFIG, value
+
+
+def _generation_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    path = checkpoint.folder / GENERATION_CONFIG
     try:
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds {short(settings)}; expected an object, fetch it again")
-    value = settings.get(key)
-    if value is None:
-        return checkpoint.folder / "config.json", checkpoint.config.get(key)
-    return path, value
+    return settings
 
 
 def _check_id(checkpoint: Checkpoint, path: Path, key: str, value: Any) -> int:

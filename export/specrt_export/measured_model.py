@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrt.bundle import Quality
-from specrt.engine.head_engine import HeadEngine
 from specrt_export.check.equivalence import check_engine, max_width
 from specrt_export.check.quality import Likeliest, QualityGate
 from specrt_export.compile.compiler import Compiler, GraphSource, LoweredModel, Progress
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.graph import GraphRun, Tokens, runs_here
 from specrt_export.precision import BitBound
 from specrt_export.quantize.bit_allocation import BitTrial, open_search
@@ -159,9 +159,8 @@ class ModelTrials:
         widest = max_width(lowered.geometry, options.max_length, widths)
         with self.compiler.score(lowered, widest, exact=True) as engine:
             reference = GraphRun(source.graph, source.weights)
-            if isinstance(engine, HeadEngine):
-                from specrt_export.check.head_equivalence import check_head_engine
-
-                check_head_engine(reference, engine, widths, lowered.compute)
+            form = HEAD_FORMATS.get(lowered.model_type)
+            if form is not None:
+                form.part("check_engine")(reference, engine, widths, lowered.compute)
                 return
             check_engine(reference, engine, widths, lowered.compute, backend)

@@ -64,13 +64,19 @@ def task_of(config: Mapping[str, Any]) -> ModelTask | None:
 
 
 def classes_for(task: str) -> dict[str, Sequence[str]]:
-    """Return the classes of each model type for a task."""
+    """Return the classes of each model type for a task, of those that write a text.
+
+    By optimum's table, because `TasksManager.infer_task_from_model` says of a class with several
+    tasks the first: of BART, "fill-mask".
+    """
     from optimum.exporters.tasks import TasksManager
 
     mapping: dict[str, Any] = TasksManager._TRANSFORMERS_TASKS_TO_MODEL_MAPPINGS[task]
+    listed = {kind: (n,) if isinstance(n, str) else tuple(n) for kind, n in mapping.items()}
     return {
-        kind: (names,) if isinstance(names, str) else tuple(names)
-        for kind, names in mapping.items()
+        kind: names
+        for kind, names in listed.items()
+        if not all(n.endswith("ForCTC") for n in names)
     }
 
 
@@ -82,15 +88,17 @@ _DECODER = {
 
 
 def normalized(config: Any) -> Any:
-    """Return the sizes of a model's decoder: num_layers, num_attention_heads and hidden_size.
+    """Return the sizes of a model's decoder, as optimum normalizes them: num_layers, hidden_size.
 
     Raises: ExportError for a type whose sizes have names that optimum does not know.
     """
     from optimum.utils.normalized_config import NormalizedConfigManager, NormalizedTextConfig
 
     kind = str(config.model_type)
-    known = NormalizedConfigManager._conf
-    make = known.get(kind, NormalizedTextConfig)
+    try:
+        make = NormalizedConfigManager.get_normalized_config_class(kind)
+    except KeyError:  # most decoders, which have the common names
+        make = NormalizedTextConfig
     sizes = make(config)
     for size, names in _DECODER.items():
         for name in names:

@@ -78,8 +78,11 @@ entries only, and others of format 1."""
 TASKS = ("text-generation", "text2text-generation", "automatic-speech-recognition")
 """What a bundle is for, in the names of transformers' pipelines."""
 
-KINDS = ("", "eagle3")
+KINDS = ("", "eagle3", "dflash")
 """Of models; see `ModelRecord.kind`."""
+
+BLOCK_KINDS = ("dflash",)
+"""Those of heads that draft a block in one pass."""
 
 FILE_NAME = "manifest.json"
 
@@ -217,7 +220,8 @@ class ModelRecord:
     bits: dict[str, str] | None = None
     """Of each part whose bits the build chose, what it is stored as."""
     kind: str = ""
-    """`eagle3` for a head that drafts from the target's features; empty for a language model."""
+    """`eagle3` or `dflash` for a head that drafts from the target's features, in a chain or in a
+    block; empty for a language model."""
     features: Annotated[int, Interval(0, 10**6)] = 0
     """Width of the features that a target leaves at each position for a head, or a head reads."""
     accepted: tuple[float, ...] = ()

@@ -14,11 +14,18 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
+from specrt.bundle import BLOCK_KINDS, GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.completion import Completion
-from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
-from specrt.engine.head_engine import TrimmedEngine
-from specrt.engine.protocol import ConditionedEngine, Engine, FusedRounds, PackedEngine
+from specrt.engine.backends import (
+    BACKENDS,
+    backend_of,
+    check_versions,
+    host_bytes,
+    notices,
+    open_engine,
+)
+from specrt.engine.head_engine import trimmed
+from specrt.engine.protocol import ConditionedEngine, Engine, FusedRounds, block_of
 from specrt.errors import BundleError, RequestError
 from specrt.generation_config import GenerationConfig, read_generation_config
 from specrt.generator import Generator, Prompt, prompt_tokens
@@ -97,6 +104,7 @@ def load(
         decoder_start=manifest.decoder_start,
         features=(encoder.features, encoder.frames) if encoder and encoder.features else None,
         options=config.options,
+        block=None if draft is None else block_of(draft),
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
     told += config.notices
@@ -252,8 +260,15 @@ def _open_model(
     if (model.kind or model.vocab_map) and not backend_of(manifest, model).heads:
         raise BundleError(
             f"{bundle.path} has a draft that is a head or scores some entries only, which "
+            f"{manifest.backend_of(model)} does not run; build it for "
+            f"{' or '.join(name for name, one in BACKENDS.items() if one.heads)}, or with a draft "
+            "model that scores all"
+        )
+    if model.kind in BLOCK_KINDS and not backend_of(manifest, model).blocks:
+        raise BundleError(
+            f"{bundle.path} has a head that drafts blocks ({model.kind}), which "
             f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
-            "whole draft model"
+            "head of EAGLE-3"
         )
     if model.encoder is not None and model.vocab_map:
         raise BundleError(
@@ -283,8 +298,7 @@ def _open_model(
             )
         if entries is None:
             return engine
-        assert isinstance(engine, PackedEngine), "backends that run heads pack rows"
-        return TrimmedEngine(engine, entries)
+        return trimmed(engine, entries)
     except BaseException:
         engine.close()
         raise

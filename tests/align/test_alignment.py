@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,28 @@ from align.conftest import ANSWER, VOCABULARY, recipe_of
 from specrt.cli import run
 from specrt.errors import BuildError, CheckpointError, RequestError
 from specrt.params import SamplingParams
+from specrt.speculation.costs import Costs
 from specrt.traces import read_index, read_texts
 from specrt_export.align import trainer
-from specrt_export.align.alignment import KINDS, RECORD, Alignment, AlignmentOptions, Outcome
+from specrt_export.align.alignment import (
+    DRAFTERS,
+    KINDS,
+    RECORD,
+    Alignment,
+    AlignmentOptions,
+    Outcome,
+)
 from specrt_export.align.draft_sources import DraftSource
-from specrt_export.align.prediction import accepted, tokens_per_round
+from specrt_export.align.prediction import (
+    MeasuredCosts,
+    TextAcceptance,
+    accepted,
+    by_position,
+    rounds_of,
+    tokens_per_round,
+)
 from specrt_export.align.sparse_loss import LOSSES, SparseTarget, overlap, sparse_loss
-from specrt_export.align.trace_batches import TraceWindow, cut, split
+from specrt_export.align.trace_batches import TraceBatch, TraceWindow, cut, split
 from specrt_export.align.trainer import TrainingOptions
 from specrt_export.builder import build
 from support.quantized_folders import Gptq, write_folder
@@ -89,8 +105,10 @@ class SaidDraft:
     def __init__(self, said: torch.Tensor) -> None:
         self._said = said
 
-    def steps(self, tokens: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-        yield 1, self._said[None]
+    def steps(
+        self, batch: TraceBatch, begins: torch.Tensor, count: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield self._said, torch.arange(len(self._said))
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -104,8 +122,7 @@ def test_sampled_texts_are_judged_as_rejection_does() -> None:
         np.zeros(count + 1, np.int64), 1, whole.ids.int().numpy(),
         whole.logprobs.half().numpy(), whole.rest.numpy(), "",
     )  # fmt: skip
-    said = torch.cat([logits, torch.zeros(1, 30)])
-    (found,) = accepted(SaidDraft(said), [window], 1, None, temperature)
+    (found,) = accepted(SaidDraft(logits), [window], 1, None, temperature)
     colder = torch.softmax(p.log() / temperature, -1)
     wanted = torch.minimum(colder, torch.softmax(logits / temperature, -1)).sum(-1).mean()
     assert found.accepted.mean() == pytest.approx(float(wanted), abs=0.03)
@@ -145,19 +162,99 @@ def test_what_is_predicted_is_what_decoding_does(
     texts = split([*read_texts(traces, read_index(traces))])[1]
     build(recipe_of(pair, tmp_path / kind), tmp_path / "bundle")
     maps = source.maps(VOCABULARY)
-    found = accepted(source.draft, [cut(text, 512) for text in texts], 4, maps, 0.0)
     with specrt.load(tmp_path / "bundle", threads=1, text_memory_bytes=0) as generator:
-        for gamma in (1, 3, 4):
-            emitted = rounds = 0
+        for drafter, gamma in product(("model", "cascade"), (1, 3, 4)):
+            lookup = gamma if drafter == "cascade" else 0
+            windows = [cut(text, 512, lookup) for text in texts]
+            found = accepted(source.draft, windows, 4, maps, 0.0)
+            emitted = rounds = own = 0
             for text in texts:
                 params = SamplingParams(max_tokens=ANSWER)
                 done = generator.generate(
-                    text.prompt.tolist(), params, gamma=gamma, drafter="model"
+                    text.prompt.tolist(), params, gamma=gamma, drafter=drafter
                 )
                 assert done.token_ids == text.answer.tolist()
                 emitted += len(done.token_ids) - 1
                 rounds += len(done.speculation.log)
-            assert tokens_per_round(found, gamma) == pytest.approx(emitted / rounds, rel=0.01)
+                own += sum(one.source == "model" for one in done.speculation.log)
+            predicted = rounds_of(found, gamma)
+            assert tokens_per_round(predicted) == pytest.approx(emitted / rounds, rel=0.01)
+            asked = sum(one.asked > 0 for one in predicted)
+            assert 0 <= asked - own <= len(texts)  # before a text's last token nothing is drafted
+            assert (asked < len(predicted)) == (drafter == "cascade")
+
+
+MEASURED = Costs((100.0, 104.0, 108.0), (0.0, 2.0, 3.0), 1.0)
+
+
+@pytest.mark.parametrize("target_weights", [1_000, 100_000])
+def test_a_draft_costs_what_the_measured_one_does_and_its_weights(target_weights: int) -> None:
+    """Whatever share of the target it is, as a bundle may be of a grown target."""
+    known = MeasuredCosts(MEASURED, target_weights)
+    step = [known.of_draft(read, 40).draft(2) for read in (10, 40, 90, 240)]
+    assert known.of_draft(40, 40).draft_ns[:3] == MEASURED.draft_ns
+    assert known.of_draft(40, 40).verify_ns == MEASURED.verify_ns
+    assert step == sorted(step)
+    assert step[0] >= MEASURED.draft(2) / 4
+    assert step[3] - step[1] == pytest.approx(2 * 200 * 100 / target_weights)
+    assert known.of_draft(50, None).draft(3) == pytest.approx(3 * 50 * 100 / target_weights)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_draft_that_stays_as_it_is_is_as_fast(
+    align: Aligned, pair: Path, traces: Path, tmp_path: Path, drafter: str
+) -> None:
+    """By the costs of a bundle whose target is a hundred times as dear as the recipe's."""
+    options = AlignmentOptions(
+        "draft", drafter=drafter, training=replace(QUICK, steps=0, minutes=0)
+    )
+    costs, state = MeasuredCosts(MEASURED, 10_000_000), tmp_path / "state"
+    recipe = recipe_of(pair, pair / "draft")
+    made = Alignment(recipe, traces, options, costs, state)
+    _, outcome = made.run(lambda share, stage: None)
+    assert outcome.after == outcome.before
+    whole = outcome.before[0]
+    assert whole.speeds[0] == pytest.approx(1e9 / MEASURED.plain_ns)
+    if drafter == "model":
+        rounds = whole.tokens_per_round[2]
+        assert whole.speeds[2] == pytest.approx(rounds / MEASURED.round_ns(2) * 1e9)
+    else:  # rounds of lookup have no step of the draft
+        assert whole.speeds[2] > whole.tokens_per_round[2] / MEASURED.round_ns(2) * 1e9
+
+
+def test_texts_that_lookup_drafts_are_no_gain_of_a_draft() -> None:
+    """Rounds of a text by hand: where lookup is right, wrong, and finds nothing."""
+    accepted_at = np.array([[0, 1, 0, 1, 1, 0, 1, 1]], bool)
+    looked = np.array([-1, 2, -1, -1, -1, 0, -1, -1], np.int16)
+    text = TextAcceptance(accepted_at, "", looked)
+    told = [(one.accepted, one.emitted, one.asked, one.checked) for one in text.rounds(2)]
+    # lookup copies tokens 1 and 2, then 3 is the target's; 4 is right, 5 wrong; 6 and 7 are right
+    assert told == [(2, 3, 0, 2), (1, 2, 2, 2), (2, 2, 2, 2)]
+    assert by_position(text.rounds(2), 2) == [1.0, 0.5]
+    alone = TextAcceptance(accepted_at, "")
+    assert [one.asked for one in alone.rounds(2)] == [2] * len(alone.rounds(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_that_begin_at_some_places_are_those_of_all(
+    align: Aligned, traces: Path, kind: str
+) -> None:
+    """Training asks for few beginnings; what each position says there does not change."""
+    _, source, _ = align(kind, training=replace(QUICK, steps=2))
+    texts = split([*read_texts(traces, read_index(traces))])[0][:5]
+    batch = TraceBatch.of([cut(text, 64) for text in texts], None)
+    count = len(batch.chosen)
+    some = torch.rand(count, generator=torch.Generator().manual_seed(0)) < 0.3
+    every = torch.ones(count, dtype=torch.bool)
+    with torch.no_grad():
+        whole = [*source.draft.steps(batch, every, 3)]
+        part = [*source.draft.steps(batch, some, 3)]
+    assert len(whole) == len(part) > 0
+    for (states, places), (fewer, chosen) in zip(whole, part, strict=True):
+        assert 0 < len(chosen) < len(places)
+        at = torch.searchsorted(places, chosen)
+        assert (places[at] == chosen).all()
+        torch.testing.assert_close(fewer, states[at], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,11 +15,13 @@ import pytest
 from cli.conftest import Run
 from specrt.completion import Completion
 from specrt.params import SamplingParams
+from specrt.speech import read_wav, read_whisper_config
 from specrt.speech.transcription import WindowRequest
 from specrt.text.tokenizer import Tokenizer
 from speech.folders import speech_folder
 from speech.recordings import RATE, form, pcm, riff, sines
 from speech.scripted import Scripted, said
+from speech.tiny_whisper import EagerWhisper
 from support.bundles import listed
 
 SAID = (said(0.0, " One.", 9.0, 9.0, " Two"), said(0.0, " Two.", 5.5, 5.5, " Three.", 20.0))
@@ -74,6 +76,26 @@ def test_the_text_goes_to_standard_output_and_counts_to_standard_error(
         " | 13 tokens in 2 windows | model, gamma 2: 2 rounds, 5.50 tokens per round, acceptance "
         "rate 0.50 | language de]"
     )
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_a_random_whisper_writes_what_transformers_does(
+    cli: Run, whisper: Path, file: Path, gamma: int
+) -> None:
+    ran = cli(
+        "transcribe", file, whisper, "--timestamps", "--json", "--language", "en", "--threads", 1,
+        "--gamma", gamma,
+    )  # fmt: skip
+    assert ran.status == 0, ran.err
+    told = json.loads(ran.out)
+    samples = read_wav(file)
+    features = read_whisper_config(whisper).log_mel(samples)
+    wanted = EagerWhisper(whisper.parent / "target").segments(features, language="en")
+    found = [(one["start"], one["end"], tuple(one["tokens"])) for one in told["segments"]]
+    assert [tokens for _, _, tokens in found] == [tokens for _, _, tokens in wanted]
+    np.testing.assert_allclose([one[:2] for one in found], [one[:2] for one in wanted])
+    assert (told["speculation"]["accepted"] > 0) == (gamma > 0)
 
 
 def test_times_are_printed_as_they_were_asked_for(

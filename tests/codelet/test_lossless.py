@@ -17,6 +17,7 @@ from scipy.special import log_softmax
 import specrt
 from specrt.bench.lossless import first_difference, plain_margin
 from specrt.bundle import Bundle
+from specrt.cli import run
 from specrt.completion import SpeculationStats
 from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Engine
@@ -266,3 +267,20 @@ def test_log_probabilities_are_those_of_one_pass_at_every_gamma(
         check(done.prompt_logprobs[1:], text, 1, rows)
         assert len(done.logprobs) == len(done.token_ids) > 0
         check(done.logprobs, text, len(prompt), rows)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "drafter"),
+    [("head", "model"), pytest.param("aligned", "cascade", marks=pytest.mark.nightly)],
+)
+def test_trained_drafts_pass_verify(
+    engines: Path, code_prompts: Path, tmp_path: Path, recipe: str, drafter: str
+) -> None:
+    """The head and the draft that are in the repository, built by their recipes."""
+    build(read_recipe(engines / "codelet" / f"{recipe}.toml"), tmp_path / recipe)
+    named = ["--prompts", str(code_prompts), "--limit", "2", "--max-tokens", "40", "--json"]
+    more = ["--gammas", "3", "--drafter", drafter, "--threads", "1"]
+    assert run(["verify", str(tmp_path / recipe), *named, *more]) == 0
+    with specrt.load(tmp_path / recipe, threads=1, text_memory_bytes=0) as opened:
+        done = opened.generate("def area(width, height):\n", greedy(60), gamma=3, drafter="model")
+    assert done.speculation.acceptance_rate > ACCEPTANCE_FLOOR

@@ -59,6 +59,17 @@ def test_each_kv_length_has_every_pass(role: str, gammas: list[int], shorter: se
     assert not any(p.takes(1, 1, 101) for p in found)
 
 
+@given(st.integers(0, 16))
+def test_a_head_is_fed_all_that_a_round_kept_in_a_pass_of_its_own(gamma: int) -> None:
+    found = profiles("draft", 32, (gamma,), catch_up=gamma + 1)
+    fixed = [p.width.best for p in found if p.fixed]
+    assert sorted(fixed) == [*range(1, max(2, gamma + 1) + 1)]
+    assert {p.rows.most for p in found} == {1}
+    if gamma > 1:
+        with pytest.raises(BuildError, match=rf"prefill width of the draft .* least {gamma + 1}"):
+            profiles("draft", gamma, (gamma,), catch_up=gamma + 1)
+
+
 def test_a_prefill_narrower_than_a_verify_pass_is_refused() -> None:
     with pytest.raises(BuildError, match=r"prefill width of the target is 4.* at least 5"):
         profiles("target", 4, (4,))

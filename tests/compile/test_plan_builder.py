@@ -139,6 +139,13 @@ def surplus_output(model: onnx.ModelProto) -> None:
     model.graph.output.append(helper.make_tensor_value_info(mask, TensorProto.FLOAT16, None))
 
 
+def left_as(name: str, source: str, kind: int, model: onnx.ModelProto) -> None:
+    """Say something under the name of what target and head hand over."""
+    read = first(model, "Attention").input[0] if source == "queries" else source
+    model.graph.node.append(helper.make_node("Identity", [read], [name], name=name))
+    model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+
+
 def without(prefix: str, model: onnx.ModelProto) -> None:
     for output in [o for o in model.graph.output if o.name.startswith(prefix)]:
         model.graph.output.remove(output)
@@ -153,6 +160,11 @@ def without(prefix: str, model: onnx.ModelProto) -> None:
         (written_elsewhere, "'key.0' has 0 KV updates"),
         (surplus_output, "has an output '.*' that the runtime does not know"),
         (partial(without, "argmax"), "has no output 'argmax'"),
+        (partial(left_as, "feature", "queries", TensorProto.FLOAT16), "feature is of type HALF"),
+        (
+            partial(left_as, "state", "logits", TensorProto.FLOAT),
+            "reads hidden of width 0 and leaves state of width 8192",
+        ),
         (partial(without, "candidates"), "cuts out 0 candidates a row; the recipe says 16"),
     ],
 )

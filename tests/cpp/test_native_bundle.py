@@ -54,6 +54,8 @@ STRICTER = [
 ]  # fmt: skip
 
 
+UNSUPPORTED = 7
+"""A status of specrt.h."""
 OUT = object()
 """Instead of a value: leave the place out."""
 DAMAGE: list[tuple[str, Any, str]] = [
@@ -75,7 +77,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("target/geometry/layers", 10**9, "target.geometry.layers is 1000000000"),
     ("draft/shape", 1, "draft has an unknown key"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
-    ("draft/kind", "medusa", 'kind is ("", "medusa"); expected one of ("", "eagle3") each'),
+    ("draft/kind", "medusa", 'kind is ("", "medusa"); expected one of ("", "eagle3", "dflash")'),
     ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),
     ("target/vocab_map", "tokenizer.json", "the target is a head or has a vocab_map"),
     ("draft/kind", "eagle3", "the head reads features of width 0, and the target leaves 0"),
@@ -179,25 +181,42 @@ def test_an_encoder_decoder_is_refused_by_name(native_calls: NativeCalls, folder
             assert "use the hosted implementation" in answer["message"]
 
 
-def test_a_draft_that_its_backend_does_not_run_is_refused(
+def test_a_draft_that_runs_on_a_cpu_only_is_refused_elsewhere(
     native_calls: NativeCalls, folder: Path
 ) -> None:
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     manifest["format"] = FORMAT
     manifest["target"]["features"] = 8
     call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
-    for changed in (
-        {"kind": "eagle3", "features": 8}, {"kind": "", "vocab_map": "tokenizer.json"}
-    ):  # fmt: skip
-        for backend in ("tensorrt", "ort-cpu"):
+    for said, changed in (
+        ("a head", {"kind": "eagle3", "features": 8}),
+        ("a draft that scores some entries only", {"kind": "", "vocab_map": "tokenizer.json"}),
+    ):
+        for backend in ("tensorrt", "tensorrt-rtx", "ort-cpu"):
             manifest["draft"] |= {**changed, "backend": backend}
             (folder / "manifest.json").write_text(json.dumps(manifest))
             assert read_manifest(folder).draft is not None
             (answer,) = native_calls([call])
             assert isinstance(answer, list) == (backend == "ort-cpu")
-            if backend == "tensorrt":
-                assert answer["status"] == 4
-                assert "some entries only, which tensorrt does not run yet" in answer["message"]
+            if backend != "ort-cpu":
+                assert answer["status"] == UNSUPPORTED
+                assert f"has {said}, which the native" in answer["message"]
+                assert f"does not run on {backend}; build the bundle for" in answer["message"]
+
+
+def test_a_head_that_drafts_blocks_is_refused_by_name(
+    native_calls: NativeCalls, folder: Path
+) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    manifest |= {"format": FORMAT}
+    manifest["target"]["features"] = 8
+    manifest["draft"] |= {"kind": "dflash", "features": 8}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(folder).draft is not None
+    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
+    (answer,) = native_calls([call])
+    assert answer["status"] == 4
+    assert "drafts blocks (dflash), which the native library does not run" in answer["message"]
 
 
 def listed(folder: Path, change: Callable[[Document], None]) -> None:

@@ -176,9 +176,10 @@ def test_a_plan_has_the_tensors_of_its_table(document: str, compute: str) -> Non
     geometry = Geometry(2, 4, 2, 8, 96, 64, (0, 0))
     profiles = (Profile("decode of 16", *[Range(1, 1, 1)] * 2, kv_length=Range(16, 16, 16)),)
     record = EngineRecord(
-        1, "tensorrt", "10.16.1.11", NATIVE, compute, profiles, candidates=8, confidence=True
-    )
-    sizes = {**_sizes(geometry, 32, 3), "S": -1, "R": -1, "N": -1, "K": 8}
+        1, "tensorrt", "10.16.1.11", NATIVE, compute, profiles, candidates=8, confidence=True,
+        feature=24, hidden=24,
+    )  # fmt: skip
+    sizes = {**_sizes(geometry, 32, 3), "S": -1, "R": -1, "N": -1, "K": 8, "H": 24}
     told = _named(_table(document, "tensor of a plan"), sizes)
     assert told == {
         ("input" if tensor.is_input else "output", name): [

@@ -120,7 +120,7 @@ class GpuDouble(Workbench):
             yield one
 
     @contextmanager
-    def cpu_pair(self) -> Iterator[Generator]:
+    def cpu_pair(self, pair: str = "codelet") -> Iterator[Generator]:
         with self.bundle("codelet", "ort-cuda") as generator:
             yield generator
 

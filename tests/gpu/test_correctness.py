@@ -15,6 +15,7 @@ from gpucheck.workbench import Workbench
 
 from gpu.gpu_double import GpuDouble
 from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.tensorrt.engine import TensorRtEngine
 from support.tensorrt_double import double_of
 
 Damage = Callable[[Any], None]
@@ -30,6 +31,11 @@ def wrong_scores(engine: Any) -> None:
         logits += np.linspace(0, 1, plan.geometry.vocab_size, dtype=np.float32) * (width > 1)
 
     plan.run = broken  # type: ignore[method-assign]
+
+
+def wrong_plans(engine: Any) -> None:
+    if isinstance(engine, TensorRtEngine):
+        wrong_scores(engine)
 
 
 def stale_keys(engine: Any) -> None:
@@ -98,6 +104,7 @@ def test_a_broken_engine_fails_its_check_and_the_others_are_run(
         (correctness.rounds, "tensorrt-rtx", wrong_when_verifying),
         (correctness.rounds, "tensorrt-rtx", not_capturable),
         (correctness.verify, "ort-cuda", wrong_when_verifying),
+        (correctness.head, "tensorrt", wrong_plans),
         (partial(speed.speed, size="1B", precision="fp16"), "ort-cuda", wrong_when_verifying),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specrt_export.builder import build
 from specrt_export.checkpoint import Checkpoint
@@ -41,22 +41,38 @@ def _random(*shape: int, scale: float = 0.3) -> torch.Tensor:
     return torch.randn(*shape) * scale
 
 
-@pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random target whose layers differ."""
+def save_model(folder: Path, seed: int, **changes: Any) -> Path:
+    """Write the checkpoint of a random language model, whose layers differ."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("target")
-    config = AutoConfig.for_model(**TARGET)
-    model: Any = AutoModelForCausalLM.from_config(config)
+    torch.manual_seed(seed)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TARGET | changes))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.25)
     model.save_pretrained(folder)
-    Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, "t0")).save(
-        str(folder / "tokenizer.json")
-    )
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, "t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random target."""
+    return save_model(tmp_path_factory.mktemp("target"), 0)
+
+
+@pytest.fixture(scope="session")
+def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random draft model of one layer that scores some entries only."""
+    folder = save_model(tmp_path_factory.mktemp("trimmed"), 2, num_hidden_layers=1)
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    stored, made = load_file(path), tensors()
+    ids = made["d2t"] + torch.arange(SCORED)
+    head = stored["lm_head.weight"][ids].contiguous()
+    save_file(stored | {"lm_head.weight": head, "d2t": made["d2t"]}, path, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": SCORED}))
     return folder
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 
 import specrt
 from heads.conftest import VOCABULARY
+from specrt.engine.protocol import rows_of
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.speculation.drafters import HeadDrafter
+from specrt.speculation.drafters import BlockDrafter, HeadDrafter, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round
@@ -81,10 +83,18 @@ class Rounds:
         assert models.draft is not None
         self._target, self._cache = KVCache(models.target), KVCache(models.draft)
         self._models = models
+        self.drafts: list[list[int]] = []
+        """What the head drafted, round by round."""
         self.tokens = self.random(int(self._rng.integers(1, 30)))
 
     def random(self, count: int) -> list[int]:
         return [int(t) for t in self._rng.integers(0, VOCABULARY, count)]
+
+    def _drafter(self, gamma: int) -> ModelDrafter:
+        settings = self._cache, SamplingParams(), Noise(0), FixedGamma(gamma)
+        if self._models.block is not None:
+            return BlockDrafter(*settings, self._models.block, VOCABULARY)
+        return HeadDrafter(*settings, VOCABULARY)
 
     def step(self, draft: Draft | None = None) -> bool:
         """Run a round; with `draft`, tell whether the head drafts the same tokens.
@@ -94,10 +104,9 @@ class Rounds:
         gamma, same = int(self._rng.integers(1, 9)), True
         drafted = self.random(int(self._rng.integers(0, 9))) if self._target.length else []
         if draft is not None:
-            drafter = HeadDrafter(
-                self._cache, SamplingParams(), Noise(0), FixedGamma(gamma), VOCABULARY
-            )
+            drafter = self._drafter(gamma)
             drafted = list(run(drafter.propose(self.tokens, gamma)).tokens)
+            self.drafts.append(drafted)
             same = drafted == draft(self.tokens, gamma)
         run(self._target.feed([*self.tokens[self._target.length :], *drafted], 1))
         accepted = int(self._rng.integers(0, len(drafted) + 1))
@@ -109,15 +118,18 @@ class Rounds:
         return same
 
 
+rows = lru_cache(rows_of)
+
+
 def run(passes: Any) -> Any:
-    """Run passes on the first row of packed engines; return their result."""
+    """Run passes on the first row of engines; return their result."""
     output = None
     while True:
         try:
             pass_ = passes.send(output)
         except StopIteration as end:
             return end.value
-        (output,) = pass_.engine.forward_rows((pass_.feed(0),))
+        (output,) = rows(pass_.engine).forward_rows((pass_.feed(0),))
 
 
 def agreement(generator: Generator, draft: Draft, seeds: range, rounds: int) -> list[bool]:
@@ -189,6 +201,17 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
     expected = table.sum(0) / 2
     chi = float(((table - expected) ** 2 / expected).sum())
     assert chi < 2.5 * (table.shape[1] - 1)
+
+
+def test_a_backend_that_runs_no_heads_is_told_with_those_that_do(
+    bundle: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["draft"]["backend"] = "ort-cuda"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=r"ort-cuda does not run; build it for tensorrt or .*cpu"):
+        specrt.load(folder)
 
 
 def test_a_bundle_whose_parts_do_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:

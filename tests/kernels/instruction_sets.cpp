@@ -328,6 +328,8 @@ void check_attention(const Kernels& kernels, const Kernels& reference, const Lay
     }
     Tokens tokens{rows.data(),
                   positions.data(),
+                  nullptr,
+                  0,
                   numbers.data(),
                   numbers.data() + wide,
                   numbers.data() + wide + narrow,

@@ -32,6 +32,8 @@ class Case:
     joined: bool = True
     reach: int = 0
     """Distances that have a bias of their own; 0 without biases."""
+    ahead: bool = False
+    """Whether tokens that follow each other see all of these."""
 
 
 CASES = [
@@ -44,6 +46,8 @@ CASES = [
     Case(1, 4, 2, 8, 64, angles=8, window=30, softcap=5.0, reach=64),
     Case(3, 2, 2, 33, 48, reach=1),
 ]
+AHEAD = [replace(case, ahead=True) for case in CASES if not case.reach]
+"""The same where each pass is a block whose tokens see each other."""
 
 
 class Layer:
@@ -79,14 +83,14 @@ class Layer:
             "Attention", inputs, {"y": FLOAT, "new_key": FLOAT, "new_value": FLOAT},
             threads=threads, num_heads=case.heads, kv_num_heads=case.kv_heads,
             head_size=case.size, scale=case.size**-0.5, softcap=case.softcap,
-            local_window_size=case.window,
+            local_window_size=case.window, **({"bidirectional": 1} if case.ahead else {}),
         )  # fmt: skip
 
     def run(self, slots: Array, positions: Array, q: Array, k: Array, v: Array) -> Array:
         """Run a pass; return y [T, heads * size]."""
-        feeds: dict[str, Array] = {"q": np.concatenate([q, k, v], -1)[None]}
-        if not self.case.joined:
-            feeds = {"q": q[None], "k": k[None], "v": v[None]}
+        feeds: dict[str, Array] = {"q": q[None], "k": k[None], "v": v[None]}
+        if self.case.joined:
+            feeds = {"q": np.concatenate([q, k, v], -1)[None]}
         feeds |= {"key": self.keys, "value": self.values, "slots": slots, "positions": positions}
         if self.case.angles:
             feeds |= dict(zip(("cos", "sin"), self.tables, strict=True))
@@ -144,7 +148,7 @@ def rotated(case: Case, tables: list[Array], x: Array, position: int) -> Array:
     return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], -1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES + AHEAD)
 def test_attention_is_that_of_the_formula(case: Case) -> None:
     layer = Layer(case)
     keys = np.zeros((case.rows, case.positions, case.kv_heads, case.size))
@@ -157,7 +161,8 @@ def test_attention_is_that_of_the_formula(case: Case) -> None:
             values[row, at] = fed.v[i].reshape(case.kv_heads, -1)
         for i, (row, at) in enumerate(places):
             query = rotated(case, layer.tables, fed.q[i].reshape(case.heads, -1), at)
-            seen = slice(max(0, at + 1 - case.window) if case.window else 0, at + 1)
+            end = max(there for of, there in places if of == row) if case.ahead else at
+            seen = slice(max(0, at + 1 - case.window) if case.window else 0, end + 1)
             shared = case.heads // case.kv_heads
             k, v = (np.repeat(a[row, seen], shared, axis=1) for a in (keys, values))
             scores = np.einsum("hd,khd->hk", query * case.size**-0.5, k)
@@ -170,6 +175,32 @@ def test_attention_is_that_of_the_formula(case: Case) -> None:
             weights /= weights.sum(-1, keepdims=True)
             expected = np.einsum("hk,khd->hd", weights, v).reshape(-1)
             assert np.abs(expected - y[i]).max() < (3e-5 if case.softcap else 5e-6)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES + AHEAD if not case.joined])
+def test_tokens_without_queries_leave_keys_and_values(case: Case) -> None:
+    """Queries of the last tokens alone: a block behind what a target left, of the same rows."""
+    whole, some = Layer(case), Layer(case)
+    for fed in passes(case):
+        # Those without a query come first, of whichever row; the order of a pass is its caller's.
+        starts = np.array([fed.positions[fed.slots == slot].min() for slot in fed.slots])
+        asks = fed.positions >= starts + 3
+        order = np.argsort(asks, kind="stable")
+        turned = fed.taken(order)
+        first = len(asks) - int(asks.sum())
+        expected = fed.of(whole)[order][first:]
+        found = some.run(turned.slots, turned.positions, turned.q[first:], turned.k, turned.v)
+        assert np.array_equal(found, expected)
+    assert np.array_equal(whole.keys, some.keys, equal_nan=True)
+    assert np.array_equal(whole.values, some.values, equal_nan=True)
+
+
+def test_more_queries_than_tokens_are_refused() -> None:
+    case = CASES[1]
+    layer, fed = Layer(case), next(passes(CASES[1]))
+    more = np.concatenate([fed.q, fed.q[:1]])
+    with pytest.raises(Exception, match="inputs of other sizes"):
+        layer.run(fed.slots, fed.positions, more, fed.k, fed.v)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -371,7 +402,7 @@ def test_a_value_that_is_no_number_reaches_no_token_before_it() -> None:
 
 def attend_all() -> Iterator[Array]:
     """Yield what all cases come to, for a comparison of instruction sets."""
-    for case in CASES:
+    for case in CASES + AHEAD:
         layer = Layer(case)
         for fed in passes(case):
             yield fed.of(layer)

@@ -125,6 +125,8 @@ ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "whisper_draft": ("WhisperForCausalLM", "WhisperConfig", _WHISPER),
 }  # fmt: skip
 """Layers and heads of encoder and decoder differ, so that one is not taken for the other."""
+HALVES = {"umt5": "bfloat16", "mbart": "float16"}
+"""Those that are saved in half precision, in several files."""
 
 
 NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
@@ -258,4 +260,7 @@ def save_encoder_decoder(name: str, folder: Path) -> None:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     if name in ("bart_biased", "marian", "marian_apart"):
         model.final_logits_bias += torch.randn_like(model.final_logits_bias)
+    if name in HALVES:
+        model.to(getattr(torch, HALVES[name])).save_pretrained(folder, max_shard_size="16KB")
+        return
     model.save_pretrained(folder)

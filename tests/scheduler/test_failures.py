@@ -238,6 +238,13 @@ def test_an_interruption_leaves_no_gap_and_is_raised_once(
 SCHEDULER = str(Path(specrt.scheduler.__file__).parent)
 
 
+def is_within(frame: FrameType | None, name: str) -> bool:
+    """Tell whether a function of a name is being run."""
+    while frame is not None and frame.f_code.co_name != name:
+        frame = frame.f_back
+    return frame is not None
+
+
 @contextmanager
 def interrupted_at(call: int) -> Iterator[None]:
     """Raise where a signal's handler may: as a function within the scheduler begins or returns."""
@@ -245,8 +252,9 @@ def interrupted_at(call: int) -> Iterator[None]:
 
     def tick(frame: FrameType, *_: Any) -> None:
         code = frame.f_code
-        if not code.co_filename.startswith(SCHEDULER) or code.co_name == "<genexpr>":
-            return  # what a collected generator raises is not seen
+        collected = code.co_name == "<genexpr>" or is_within(frame, "__del__")
+        if not code.co_filename.startswith(SCHEDULER) or collected:
+            return  # what is raised in there is not seen
         if next(left, None) is None:
             sys.setprofile(None)
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from scheduler.support import target_of
 from specrt.generator import Generator
@@ -95,14 +96,21 @@ def serving(generator: Generator, name: str = "toy", **options: Any) -> Iterator
         generator, name, template=ChatTemplate(TEMPLATE, {}), fingerprint="b0",
         max_queue=chosen.max_queue, metrics_prefix=chosen.metrics_prefix,
     )  # fmt: skip
-    config = uvicorn.Config(application(service, chosen), port=0, log_level="warning")
+    with listening(application(service, chosen)) as live:
+        yield live
+
+
+@contextmanager
+def listening(made: FastAPI) -> Iterator[Live]:
+    """Serve an application."""
+    config = uvicorn.Config(made, port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server did not start"
     port = server.servers[0].sockets[0].getsockname()[1]
-    live = Live(f"http://127.0.0.1:{port}", service)
+    live = Live(f"http://127.0.0.1:{port}", made.state.service)
     try:
         yield live
     finally:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrt.errors import BundleError
-from specrt.speculation.costs import Costs
+from specrt.speculation.costs import Costs, CostTracker
 from specrt.speculation.pool import as_one_launch
 
 NS = st.floats(1.0, 1e9)
@@ -66,3 +66,16 @@ def test_rows_that_share_a_pass_pay_for_a_pass_of_all_their_tokens() -> None:
         shared = costs.shared(load, 2)
         assert shared.verify_ns == tuple(costs.verify_ns[load * (g + 1) - 1] for g in range(3))
         assert (shared.draft_ns, shared.outside_ns) == (costs.draft_ns, 2.0 * load)
+
+
+def test_a_draft_of_one_pass_costs_the_same_at_every_length() -> None:
+    costs = Costs((100.0, 101.0, 102.0, 103.0), (0.0, 10.0, 20.0, 40.0), 5.0).of_one_pass()
+    assert costs.draft_ns == (0.0, 40.0, 40.0, 40.0)
+    assert costs.shared(2, 3).one_pass
+    assert costs.scaled(draft=2.0).one_pass
+    tracker = CostTracker(costs.draft_ns, one_pass=True)
+    for drafted in (3, 1, 2, 3) * 10:
+        tracker.record(drafted, 60.0)
+        assert tracker.costs[0] == 0
+        assert len({*tracker.costs[1:]}) == 1
+    assert 55 < tracker.costs[1] < 65

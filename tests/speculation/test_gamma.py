@@ -262,3 +262,12 @@ def test_the_best_fixed_gamma_is_counted_as_it_rides(family: str) -> None:
         second = 2 if trace.second is not None else 0
         found = fixed_rate(trace, 4, second, 100, trace.length)
         assert found == pytest.approx(ride(FixedGamma(4), trace, FixedGamma(second)).rate(100))
+
+
+def test_a_draft_of_one_pass_goes_as_far_as_verifying_pays() -> None:
+    """What a long draft costs is spent before its first token is known."""
+    verify = tuple(100.0 + gamma for gamma in range(8))
+    chain = Costs(verify, tuple(30.0 * gamma for gamma in range(8)))
+    block = Costs(verify, (0.0, *([30.0] * 7)), one_pass=True)
+    drafted = [judged(AutoGamma(costs, 7), 200, 2, costs)[100:] for costs in (chain, block)]
+    assert mean(drafted[1]) > mean(drafted[0]) + 1

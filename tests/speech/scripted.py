@@ -17,7 +17,6 @@ from specrt.speech.transcription import (
     Transcription,
     TranscriptionOptions,
     WindowRequest,
-    advance,
 )
 from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.tokenizer import Tokenizer
@@ -99,7 +98,7 @@ def transcribed(
     recording = Recording(samples, config.log_mel)
     chosen = TranscriptionOptions(**options)
     work = Transcriber(recording, config, tokenizer, context, chosen)
-    requests, done = work.requests(), None
-    while (request := advance(requests, done)) is not None:
+    done = None
+    while (request := work.advance(done)) is not None:
         done = decode(request)
     return work.result()

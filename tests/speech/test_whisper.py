@@ -1,33 +1,95 @@
-"""A random Whisper transcribes as transformers lets it."""
+"""A random Whisper, from its checkpoint to texts: what transformers transcribes with it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specrt.text.tokenizer import Tokenizer
+import specrt
+from specrt.errors import RequestError
+from specrt.generator import Generator
+from specrt.params import Gamma, SamplingParams
+from specrt.speculation.drafters import DRAFTERS
+from specrt.speech import TranscriptionOptions, read_whisper_config, transcribe
 from speech.recordings import sines
-from speech.scripted import CONFIG, transcribed
-from speech.tiny_whisper import LENGTH, Eager, of_transformers, spoken, tiny
+from speech.scripted import SETTINGS
+from speech.tiny_whisper import BINS, LENGTH, EagerWhisper
 
 pytestmark = pytest.mark.export
 
-SHORT = replace(CONFIG, max_length=LENGTH)
+
+@pytest.fixture(scope="module")
+def eager(whisper: Path) -> EagerWhisper:
+    return EagerWhisper(whisper.parent / "target")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.fixture(scope="module")
+def opened(whisper: Path) -> Iterator[Generator]:
+    with specrt.load(whisper, threads=1) as made:
+        yield made
+
+
+def test_a_bundle_has_the_settings_of_its_checkpoint(whisper: Path) -> None:
+    config = read_whisper_config(whisper)
+    assert (config.log_mel.feature_size, config.log_mel.window_frames) == (BINS, 3000)
+    assert config.start == SETTINGS["decoder_start_token_id"]
+    assert set(config.languages) == {"en", "de"}
+    written = json.loads((whisper / "preprocessor_config.json").read_text())
+    assert written["feature_extractor_type"] == "WhisperFeatureExtractor"
+
+
+def test_windows_in_rows_have_the_texts_of_transformers(
+    whisper: Path, opened: Generator, eager: EagerWhisper
+) -> None:
+    log_mel = read_whisper_config(whisper).log_mel
+    heard = [log_mel(sines(30, seed)) for seed in range(5)]
+    wanted = [eager.text(one, language="en") for one in heard]
+    assert len(set(map(tuple, wanted))) > 1
+    params = SamplingParams(max_tokens=LENGTH - len(opened.models.decoder_start))
+    for gamma in (0, 1, 3):
+        many = [done for (done,) in opened.generate_many(heard, params, gamma=gamma)]
+        assert [done.token_ids for done in many] == wanted, gamma
+        assert (many[0].speculation.accepted > 0) == (gamma > 0)
+
+
 @pytest.mark.parametrize("options", [{"language": "de"}, {"task": "translate"}], ids=str)
-def test_long_recordings(tokenizer: Tokenizer, seed: int, options: dict[str, Any]) -> None:
-    model, wave = tiny(seed=seed), sines(71, seed)
-    wanted = of_transformers(model, wave, return_timestamps=True, **options)
-    done = transcribed(
-        wave, Eager(model), tokenizer, SHORT, LENGTH, timestamps=True,
-        no_speech_threshold=None, **options,
-    )  # fmt: skip
-    assert len({one.seek for one in done.segments}) > 1
-    assert [[*one.tokens] for one in done.segments] == [spoken(one["tokens"]) for one in wanted]
-    times = [(one.start, one.end) for one in done.segments]
-    np.testing.assert_allclose(times, [(float(o["start"]), float(o["end"])) for o in wanted])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_segments_of_long_recordings_are_those_of_transformers(
+    whisper: Path, opened: Generator, eager: EagerWhisper, options: dict[str, Any], seed: int
+) -> None:
+    """The language of the second is detected."""
+    config, wave = read_whisper_config(whisper), sines(71, seed)
+    wanted = eager.segments(config.log_mel(wave), **options)
+    settings = TranscriptionOptions(timestamps=True, no_speech_threshold=None, **options)
+    gammas: list[Gamma] = [0, 3, "auto"]
+    for gamma in gammas:
+        seconds: list[float] = []
+        done = transcribe(opened, config, wave, settings, progress=seconds.append, gamma=gamma)
+        assert done.windows > 2
+        assert seconds == sorted(seconds)
+        assert (seconds[0], seconds[-1]) == (0, done.duration)
+        assert [one.tokens for one in done.segments] == [tokens for _, _, tokens in wanted]
+        times = [(one.start, one.end) for one in done.segments]
+        np.testing.assert_allclose(times, [(start, end) for start, end, _ in wanted])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_no_drafter_changes_a_segment(whisper: Path, opened: Generator, drafter: str) -> None:
+    """None of them hears the recording; lookup has the text of the window."""
+    config, wave = read_whisper_config(whisper), sines(40, 2)
+    options = TranscriptionOptions(timestamps=True, language="en", no_speech_threshold=None)
+    plain = transcribe(opened, config, wave, options, gamma=0)
+    done = transcribe(opened, config, wave, options, gamma=3, drafter=drafter)
+    assert done.segments == plain.segments
+    assert done.speculation is not None
+    assert (done.speculation.drafted > 0) == (drafter != "none")
+
+
+def test_a_prompt_of_text_is_refused(opened: Generator) -> None:
+    with pytest.raises(RequestError, match=r"this bundle reads speech; expected an array"):
+        opened.generate("hello")

@@ -1,92 +1,119 @@
-"""A random Whisper of a few thousand weights, and what transformers transcribes with it."""
+"""A random Whisper of a few thousand weights, a draft of it, and what transformers transcribes."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from specrt.completion import Completion
-from specrt.sampling.processors import build_processors
-from specrt.speech.transcription import WindowRequest
-from speech.recordings import RATE, Wave
-from speech.scripted import BEGIN, END, NO_SPEECH, SETTINGS, START, VOCABULARY, completion
+from specrt.speech.log_mel import Features
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.portable.exporter import export_graph
+from speech.scripted import BEGIN, END, NO_SPEECH, SETTINGS, SILENT, START, VOCABULARY
+from support.toy import byte_level
 
 LENGTH = 48
-"""Tokens of a window at most."""
+"""Tokens of the decoder's context."""
 
-SUPPRESSED, AT_BEGIN = (40, 41, START, NO_SPEECH), (32, END)
+BINS = 4
+
+RECIPE = f"""
+name = "whisper"
+
+[target]
+checkpoint = "target"
+graph = "target.onnx"
+
+[draft]
+checkpoint = "draft"
+graph = "draft.onnx"
+
+[engine]
+max_length = {LENGTH}
+prefill = 8
+batch = 2
+gammas = [1, 3]
+"""
+
+SIZES = {
+    "vocab_size": VOCABULARY, "num_mel_bins": BINS, "d_model": 32, "encoder_layers": 1,
+    "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 1500,
+    "max_target_positions": LENGTH, "decoder_start_token_id": START, "bos_token_id": END,
+    "eos_token_id": END, "pad_token_id": END, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "init_std": 0.2,
+}  # fmt: skip
+"""Tokens are those of the scripted decoder."""
+
+GENERATION = {
+    **SETTINGS, "max_length": LENGTH, "is_multilingual": True,
+    "bos_token_id": END, "pad_token_id": END,
+    "suppress_tokens": [40, 41, START, NO_SPEECH], "begin_suppress_tokens": [32, END],
+}  # fmt: skip
 
 
-def tiny(**sizes: int) -> Any:
-    """Return a model whose tokens are those of the scripted decoder."""
+def save_pair(folder: Path) -> Path:
+    """Write a Whisper and one of the same encoder that says nearly the same; return their recipe.
+
+    A graph knows names and shapes alone, so one is both's.
+    """
     torch = pytest.importorskip("torch", reason="needs the export extra")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(sizes.pop("seed", 0))
-    options: dict[str, Any] = {
-        "vocab_size": VOCABULARY, "num_mel_bins": 4, "d_model": 32, "encoder_layers": 1,
-        "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_source_positions": 1500,
-        "max_target_positions": LENGTH, "decoder_start_token_id": START, "bos_token_id": END,
-        "eos_token_id": END, "pad_token_id": END, "suppress_tokens": None,
-        "begin_suppress_tokens": None, "init_std": 0.2, **sizes,
-    }  # fmt: skip
-    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**options))
-    settings = {**SETTINGS, "max_length": LENGTH, "is_multilingual": True}
-    for name, value in settings.items():
-        setattr(model.generation_config, name, value)
-    model.generation_config.suppress_tokens = list(SUPPRESSED)
-    model.generation_config.begin_suppress_tokens = list(AT_BEGIN)
-    model.generation_config.pad_token_id = END
-    return model.eval()
+    library = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    model = library.WhisperForConditionalGeneration(library.WhisperConfig(**SIZES))
+    model.generation_config = library.GenerationConfig(**GENERATION)
+    for role in ("target", "draft"):
+        model.save_pretrained(folder / role)
+        byte_level(folder / role)
+        library.WhisperFeatureExtractor(feature_size=BINS).save_pretrained(folder / role)
+        for weight in model.model.decoder.parameters():
+            weight.data += 0.03 * weight.data.std() * torch.randn_like(weight)
+    export_graph(Checkpoint.open(folder / "target"), folder / "target.onnx")
+    for part in folder.glob("target*.onnx"):
+        shutil.copyfile(part, folder / part.name.replace("target", "draft"))
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder / "recipe.toml"
 
 
-def of_transformers(model: Any, wave: Wave, **options: Any) -> list[dict[str, Any]]:
-    """Return the segments that transformers finds in a recording."""
-    transformers = pytest.importorskip("transformers")
-    extractor = transformers.WhisperFeatureExtractor(feature_size=4)
-    features = extractor(
-        wave, sampling_rate=RATE, return_tensors="pt", truncation=False, padding="longest"
-    ).input_features
-    found = model.generate(features, return_segments=True, do_sample=False, num_beams=1, **options)
-    segments: list[dict[str, Any]] = found["segments"][0]
-    return segments
+class EagerWhisper:
+    """What transformers makes of recordings with a checkpoint, greedily."""
 
+    def __init__(self, folder: Path) -> None:
+        library = pytest.importorskip("transformers")
+        self._model = library.WhisperForConditionalGeneration.from_pretrained(folder).eval()
 
-def spoken(tokens: Any) -> list[int]:
-    """Return a segment's tokens without the timestamp that begins the next one, and its end."""
-    found = [int(token) for token in tokens if int(token) != END]
-    return found[:-1] if len(found) > 1 and min(found[-2:]) >= BEGIN else found
-
-
-class Eager:
-    """Decodes greedily with an eager model, and with our own processors."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __call__(self, request: WindowRequest) -> Completion:
+    def text(self, features: Features, **options: Any) -> list[int]:
+        """Return the tokens of a window behind those it begins with, the end token included."""
         torch = pytest.importorskip("torch")
-        params = request.params
-        assert params.decoder_start is not None
-        text, prompt = list(params.decoder_start), len(params.decoder_start)
-        processors = build_processors(params, None, (END,), VOCABULARY)
-        features = torch.from_numpy(request.features)[None]
-        with torch.no_grad():
-            hidden = self._model.model.encoder(features)
-        while len(text) - prompt < params.max_tokens:
-            with torch.no_grad():
-                ids = torch.tensor([text])
-                logits = self._model(encoder_outputs=hidden, decoder_input_ids=ids).logits
-            row = logits[0, -1].numpy().copy()
-            row[list(SUPPRESSED)] = -np.inf
-            if len(text) == prompt:
-                row[list(AT_BEGIN)] = -np.inf
-            if processors is not None:
-                processors.learn(text)
-                row = processors.edit(row, ())
-            text.append(int(row.argmax()))
-            if text[-1] == END:
-                break
-        return completion(text[prompt:])
+        found = self._generate(
+            torch.from_numpy(features)[None], force_unique_generate_call=True,
+            return_dict_in_generate=True, **options,
+        )["sequences"][0]  # fmt: skip
+        tokens = found.tolist()
+        return list(tokens[tokens.index(SILENT) + 1 :])
+
+    def segments(
+        self, features: Features, **options: Any
+    ) -> list[tuple[float, float, tuple[int, ...]]]:
+        """Return the times of the segments of a recording that have text, and their tokens."""
+        torch = pytest.importorskip("torch")
+        found = self._generate(
+            torch.from_numpy(features)[None], return_segments=True, return_timestamps=True,
+            **options,
+        )["segments"][0]  # fmt: skip
+        segments = [
+            (float(one["start"]), float(one["end"]), _without_end(one["tokens"].tolist()))
+            for one in found
+        ]
+        return [one for one in segments if bytes(t for t in one[2] if t < END).strip()]
+
+    def _generate(self, features: Any, **options: Any) -> Any:
+        return self._model.generate(features, do_sample=False, num_beams=1, **options)
+
+
+def _without_end(tokens: list[int]) -> tuple[int, ...]:
+    """Return a segment's tokens without its end, and the timestamp that begins the next one."""
+    found = tuple(token for token in tokens if token != END)
+    return found[:-1] if len(found) > 1 and min(found[-2:]) >= BEGIN else found

@@ -20,7 +20,7 @@ from specrt.bundle import Geometry
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
-from specrt.engine.tensorrt.engine_record import KV_LENGTH, EngineRecord, Profile
+from specrt.engine.tensorrt.engine_record import HIDDEN, KV_LENGTH, EngineRecord, Profile
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
 from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
@@ -89,6 +89,8 @@ class ContextDouble:
         width, rows = self.shapes["input_ids"][1], self.shapes["rows"][0]
         length = self.shapes.get(KV_LENGTH, (0,))[0]
         assert bool(length) is (KV_LENGTH in engine.tensors)
+        beside = (engine.batch, width, engine.record.hidden) if engine.record.hidden else None
+        assert self.shapes.get(HIDDEN) == beside
         assert engine.record.profiles[self._profile].takes(width, rows, length), self.shapes
         self._warm = True
         addresses = dict(self.addresses)
@@ -110,9 +112,13 @@ class EngineDouble:
     in `broken_at` have scores that are not numbers.
     """
 
-    def __init__(self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: TableEngine) -> None:
+    def __init__(
+        self, cuda: CudaDouble, log: Log, record: EngineRecord, toy: Any,
+        geometry: Geometry | None = None,
+    ) -> None:  # fmt: skip
         self.cuda, self.log, self.record, self.toy = cuda, log, record, toy
-        self.geometry, self.batch, self.max_length = geometry_of(toy), toy.batch, toy.max_length
+        self.geometry = geometry or geometry_of(toy)
+        self.batch, self.max_length = toy.batch, toy.max_length
         self.tensors = expected(record, self.geometry, self.batch, self.max_length)
         self.num_io_tensors = len(self.tensors)
         self.profiles = record.profiles
@@ -152,12 +158,16 @@ class EngineDouble:
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         """Return the shapes that the plan itself was built for, whatever its record says."""
         sized = self.profiles[profile]
-        ranges = {"input_ids": sized.width, "rows": sized.rows, KV_LENGTH: sized.kv_length}
+        ranges = {
+            "input_ids": sized.width, HIDDEN: sized.width, "rows": sized.rows,
+            KV_LENGTH: sized.kv_length,
+        }  # fmt: skip
         sizes = ranges.get(name)
         if sizes is None:
             return [self.tensors[name].shape] * 3
-        head = (self.batch,) if name == "input_ids" else ()
-        return [(*head, size) for size in (sizes.least, sizes.best, sizes.most)]
+        head = (self.batch,) if name in ("input_ids", HIDDEN) else ()
+        tail = (self.record.hidden,) if name == HIDDEN else ()
+        return [(*head, size, *tail) for size in (sizes.least, sizes.best, sizes.most)]
 
     @property
     def device_memory_size_v2(self) -> int:

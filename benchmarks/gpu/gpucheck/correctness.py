@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from gpucheck.evidence import CheckError, Evidence, NotRunError
 from gpucheck.inventory import TENSORRT
-from gpucheck.settings import PROMPTS
+from gpucheck.settings import HEAD, PROMPTS
 from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
-from specrt.engine.protocol import Engine, cuda_graphs
+from specrt.engine.protocol import Engine, Feed, Output, cuda_graphs, rows_of
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import SpecrtError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.pool import Models
 from specrt.text.prompt_file import read_prompts
 from specrt_export.portable.graph import GraphRun
 
@@ -39,6 +40,8 @@ TIE = 0.1
 MEMORY_SLACK = 32 << 20
 REOPENINGS = 3
 
+PIECE = 12
+"""Tokens of the longest passes beside a head."""
 SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
 """(width, rows): prefills, and verification widths more than once, so that replays are among
 them."""
@@ -313,6 +316,54 @@ def _draft_singly(
     return tokens, confidences
 
 
+def pieces(tokens: Sequence[int], start: int) -> list[Feed]:
+    """Return what the first row is fed, pass by pass."""
+    cuts = range(0, len(tokens), PIECE)
+    return [Feed(0, tokens[cut : cut + PIECE], start + cut, 1) for cut in cuts]
+
+
+def _scored(output: Output) -> Scores:
+    """Return a copy of logits, 0 for entries that are not scored."""
+    return np.where(np.isneginf(output.logits), np.float32(0), output.logits)
+
+
+def check_head(pair: Models, cpu: Models, tolerance: float, evidence: Evidence) -> None:
+    """Feed a pair with a head, and the same pair on a CPU, alike; compare what the heads score.
+
+    A prompt in pieces, then rounds of recursive passes of which none, some and all are kept.
+    Raises: CheckError above the tolerance.
+    """
+    rng, found = np.random.default_rng(0), 0.0
+    vocabulary = pair.target.geometry.vocab_size
+    text = rng.integers(0, vocabulary, 40).tolist()
+    gamma, held, compared = max({*pair.gammas} & {*cpu.gammas}), 0, 0
+    pairs = [(rows_of(one.target), rows_of(one.draft)) for one in (pair, cpu) if one.draft]
+    assert len(pairs) == 2, "both have a head"
+    for kept in (0, *range(gamma + 1), 0):
+        drafted = rng.integers(0, vocabulary, gamma).tolist()
+        scores: list[list[Scores]] = [[], []]
+        for (target, head), read in zip(pairs, scores, strict=True):
+            for one in () if held else pieces(text[:-1], 0):
+                target.forward_rows([one])
+            for one in pieces(text[held:], held):
+                (output,) = head.forward_rows([one])
+            read.append(_scored(output))
+            for at, token in enumerate(drafted[:-1], len(text)):
+                (output,) = head.forward_rows([Feed(0, [token], at, 1, recursive=True)])
+                read.append(_scored(output))
+            target.forward_rows([Feed(0, [text[-1], *drafted], len(text) - 1, gamma + 1)])
+        found = max(found, *(relative(a, b) for a, b in zip(*scores, strict=True)))
+        compared += len(scores[0])
+        evidence.add(compared=compared, largest_relative_error=found, tolerance=tolerance)
+        held = len(text)
+        text += [*drafted[:kept], int(rng.integers(0, vocabulary))]
+    if not found <= tolerance:
+        raise CheckError(
+            f"the head's logits are {found:.1e} of their spread away from those on the CPU; "
+            f"expected at most {tolerance:.0e}"
+        )
+
+
 def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evidence) -> None:
     """Run every check whatever the others say.
 
@@ -403,6 +454,12 @@ def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
     models = [bench.codelet(backend, role) for role in ("target", "draft")]
     with bench.engines(*models) as (target, draft):
         check_rounds(target, draft, bench.settings.gammas, evidence)
+
+
+def head(bench: Workbench, backend: str, evidence: Evidence) -> None:
+    """Compare a random head of codelet's target with the same in fp32 on the CPU."""
+    with bench.bundle(HEAD, backend) as generator, bench.cpu_pair(HEAD) as cpu:
+        check_head(generator.models, cpu.models, TOLERANCES["fp16"], evidence)
 
 
 def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from gpucheck.evidence import NOT_RUN, OK, Evidence, Outcome, Results
-from gpucheck.settings import ATTENTION, RunSettings
+from gpucheck.settings import ATTENTION, HEAD, RunSettings
 
 if TYPE_CHECKING:
     from gpucheck.workbench import Workbench
@@ -109,6 +109,8 @@ def _steps(settings: RunSettings) -> Iterator[Step]:
         yield from _passes(size, precision, backend)
     for pair in ATTENTION:
         yield from _attention(pair, "tensorrt-rtx")
+    yield from _head("tensorrt")
+    yield from _head("tensorrt-rtx")
     yield _build("mixed", "ort-cuda")
     run = _call("correctness", "verify", pair="mixed")
     yield Step("mixed.verify", "ort-cuda", run, minutes=0.5)
@@ -145,6 +147,13 @@ def _attention(pair: str, backend: str) -> Iterator[Step]:
     yield Step(f"{pair}.verify", backend, _call("correctness", "verify", pair=pair), minutes=0.5)
     run = _call("speed", "passes", size=pair, precision="fp16")
     yield Step(f"{pair}.passes", backend, run, minutes=0.5)
+
+
+def _head(backend: str) -> Iterator[Step]:
+    yield _build(HEAD, backend)
+    yield Step(f"{HEAD}.logits", backend, _call("correctness", "head"), minutes=0.3)
+    run = _call("correctness", "verify", pair=HEAD)
+    yield Step(f"{HEAD}.verify", backend, run, minutes=0.5)
 
 
 def _grown(size: str) -> Iterator[Step]:

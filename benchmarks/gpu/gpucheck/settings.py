@@ -21,6 +21,8 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "grouped": {"grouped_queries": True}, "lengths": {"kv_lengths": (640,)}
 }  # fmt: skip
 """Bundles of codelet that differ in how attention reads, by what they set in `[tensorrt]`."""
+HEAD = "head"
+"""The bundle of codelet's target with a random head."""
 SIZES = ("1B", "8B")
 PRECISIONS = ("fp16", "int8", "fp8")
 MAX_LENGTH, PREFILL = 2048, 256

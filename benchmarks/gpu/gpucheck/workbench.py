@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,15 @@ import onnx
 
 from gpucheck.evidence import Evidence, NotRunError
 from gpucheck.inventory import TENSORRT, Machine
-from gpucheck.settings import ATTENTION, CODELET, MAX_LENGTH, PREFILL, SCRIPT, RunSettings
+from gpucheck.settings import (
+    ATTENTION,
+    CODELET,
+    HEAD,
+    MAX_LENGTH,
+    PREFILL,
+    SCRIPT,
+    RunSettings,
+)
 from specrt.bundle import Geometry, read_manifest
 from specrt.engine.ort_cuda import OrtCudaEngine
 from specrt.engine.protocol import Engine
@@ -30,6 +39,7 @@ from specrt.engine.tensorrt.device import CudaDevice, cuda_bindings
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.fused_round import fused_rounds
+from specrt.engine.tensorrt.head import beside_target
 from specrt.engine.tensorrt.library import (
     DECOMPOSED,
     NATIVE,
@@ -52,8 +62,8 @@ from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
 from specrt_export.precision import SCALED, Precision
 from specrt_export.quantize.quantizer import quantize
-from specrt_export.recipe import read_recipe
-from specrt_export.recipe_tables import PlanOptions
+from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.recipe_tables import ModelSource, PlanOptions
 
 RTX = "tensorrt-rtx"
 FACTS = "built.json"
@@ -158,6 +168,8 @@ class Workbench(Machine):
         with self.engines(target, draft) as engines:
             gammas = (0, *self.settings.gammas)
             one, other = engines
+            if isinstance(other, TensorRtEngine):
+                other = beside_target(other, one)
             yield Generator(Models(one, other, gammas, rounds=fused_rounds(one, other)), tokenizer)
 
     @contextmanager
@@ -230,15 +242,19 @@ class Workbench(Machine):
     def build_bundle(self, pair: str, backend: str, evidence: Evidence) -> None:
         """Build a recipe of this folder as `specrt build` does; a fresh bundle stays."""
         self._require_builder(backend)
-        name = "codelet" if pair in ATTENTION else pair
+        name = "mixed" if pair == "mixed" else "codelet"
         recipe = read_recipe(SCRIPT / f"{name}.toml", backend=None if pair == "mixed" else backend)
         recipe = replace(recipe, engine=replace(recipe.engine, gammas=self.settings.gammas))
         if backend == RTX:
             wanted = {"capabilities": self.settings.capabilities, **ATTENTION.get(pair, {})}
             recipe = replace(recipe, tensorrt=replace(recipe.tensorrt, **wanted))
+        if pair == HEAD:
+            recipe = self._with_head(recipe)
         out, began = self.bundle_folder(pair, backend), time.monotonic()
         evidence.add(reused=is_fresh(recipe, out))
         if not evidence.facts["reused"]:
+            if pair == HEAD and not find_spec("torch"):
+                raise NotRunError("a head is exported, which needs torch; carry its bundle here")
             self.settings.work.mkdir(parents=True, exist_ok=True)
             build(recipe, out)
         evidence.add(build_seconds=round(time.monotonic() - began, 1))
@@ -250,11 +266,21 @@ class Workbench(Machine):
             if model.backend in TENSORRT:
                 part.add(profiles=_profiles(model.record))
 
+    def _with_head(self, recipe: Recipe) -> Recipe:
+        """Return a recipe with a random head in the place of the draft."""
+        folder = self.settings.work / "random-head"
+        if not (folder / "model.safetensors").is_file():
+            write_head(folder)
+        source = ModelSource(str(folder), precision=recipe.target.precision)
+        return replace(recipe, target=replace(recipe.target, graph=""), draft=source)
+
     @contextmanager
-    def cpu_pair(self) -> Iterator[Generator]:
-        """Open codelet in fp32 on the CPU, built where it is missing."""
-        bundle = self.settings.work / "codelet-ort-cpu"
+    def cpu_pair(self, pair: str = "codelet") -> Iterator[Generator]:
+        """Open codelet, or its target with a head, in fp32 on the CPU; build what is missing."""
+        bundle = self.bundle_folder(pair, "ort-cpu")
         recipe = read_recipe(CODELET / "recipe.toml", backend="ort-cpu")
+        if pair == HEAD:
+            recipe = self._with_head(recipe)
         if not is_fresh(recipe, bundle):
             self.settings.work.mkdir(parents=True, exist_ok=True)
             build(recipe, bundle)
@@ -433,6 +459,40 @@ def lower(source: Source, out: Path, form: str) -> TensorRtTarget:
     mark_decomposable(graph)
     (out / ENGINE).write_bytes(graph.SerializeToString(deterministic=True))
     return target
+
+
+def write_head(folder: Path) -> None:
+    """Write a random EAGLE-3 head for codelet's target, the same every time."""
+    from growth.shards import Entry, write_shards
+
+    target = json.loads((CODELET / "checkpoint" / "target" / "config.json").read_text("utf-8"))
+    width, inner, size = target["hidden_size"], target["intermediate_size"], target["head_dim"]
+    reads = [1, target["num_hidden_layers"] // 2, target["num_hidden_layers"] - 1]
+    heads, kv = (target[f"num_{kind}_heads"] * size for kind in ("attention", "key_value"))
+    layer, rng = "layers.0.", np.random.default_rng(0)
+    shapes = {
+        "fc": (width, len(reads) * width), "lm_head": (target["vocab_size"], width),
+        f"{layer}self_attn.q_proj": (heads, 2 * width), f"{layer}self_attn.k_proj": (kv, 2 * width),
+        f"{layer}self_attn.v_proj": (kv, 2 * width), f"{layer}self_attn.o_proj": (width, heads),
+        f"{layer}mlp.gate_proj": (inner, width), f"{layer}mlp.up_proj": (inner, width),
+        f"{layer}mlp.down_proj": (width, inner),
+    }  # fmt: skip
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    made = {name: rng.normal(size=shape) / shape[1] ** 0.5 for name, shape in shapes.items()}
+    made |= {name: np.ones(width) for name in ("norm", *(f"{layer}{one}" for one in norms))}
+    arrays = {f"{name}.weight": np.asarray(array, np.float16) for name, array in made.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
+        "model_type": "speculator_model", "draft_vocab_size": target["vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": reads,
+        "transformer_layer_config": {**target, "num_hidden_layers": 1},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_shards(
+        folder,
+        [Entry(n, "F16", a.shape, a.nbytes, lambda a=a: a) for n, a in arrays.items()],  # type: ignore[misc]
+    )
 
 
 def make_distinct(folder: Path) -> int:

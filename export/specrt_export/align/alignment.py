@@ -19,7 +19,7 @@ from specrt.bundle import TOKENIZER
 from specrt.errors import BuildError, RequestError
 from specrt.speculation.costs import Costs
 from specrt.text.tokenizer import Tokenizer
-from specrt.traces import TraceIndex, read_index, read_texts
+from specrt.traces import TraceIndex, TraceText, read_index, read_texts
 from specrt_export.align.draft_sources import (
     DraftSource,
     head_source,
@@ -30,21 +30,30 @@ from specrt_export.align.draft_sources import (
     stored_weights,
 )
 from specrt_export.align.prediction import (
+    MeasuredCosts,
     Prediction,
     TextAcceptance,
     accepted,
-    drafts_of,
     predictions,
 )
 from specrt_export.align.trace_batches import TraceWindow, cut, split
-from specrt_export.align.trainer import Show, Trainer, TrainingOptions, TrainingState
+from specrt_export.align.trainer import (
+    LOOKED_AT,
+    Show,
+    Trainer,
+    TrainingOptions,
+    TrainingState,
+)
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.equivalence import Reference
+from specrt_export.heads.eagle3_format import Head
 from specrt_export.inputs import ModelInputs, check_vocabulary, end_tokens, find_inputs
 from specrt_export.provenance import provenance_of
 from specrt_export.recipe import Recipe
 
 KINDS = ("draft", "head", "layers")
+
+DRAFTERS = ("model", "cascade")
 
 TRAINED, MEASURED = 256, 512
 """Tokens of a text that are trained on, and measured on."""
@@ -68,6 +77,9 @@ class AlignmentOptions:
     """Of a new `head`: the target's layers whose inputs it reads; the usual ones when empty."""
     entries: int = 0
     """How many entries of the vocabulary are kept, the likeliest; all when 0."""
+    drafter: str = DRAFTERS[0]
+    """What the draft is for: `model`, to draft every round, or `cascade`, to draft what lookup
+    leaves."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
 
@@ -75,7 +87,8 @@ class AlignmentOptions:
 class Outcome:
     """What was expected of decoding before, and is of the new draft; all texts, then each domain.
 
-    `before` is of the recipe's draft, or of plain decoding where it has none.
+    `before` is of the recipe's draft; where it has none, of plain decoding, or of lookup alone if
+    the new draft is for `cascade`.
     """
 
     before: tuple[Prediction, ...]
@@ -94,8 +107,8 @@ class Alignment:
     """
 
     def __init__(
-        self, recipe: Recipe, traces: Path, options: AlignmentOptions, costs: Costs | None,
-        state: Path,
+        self, recipe: Recipe, traces: Path, options: AlignmentOptions,
+        costs: MeasuredCosts | None, state: Path,
     ) -> None:  # fmt: skip
         self._options, self._state = options, state
         inputs = find_inputs(recipe)
@@ -117,7 +130,10 @@ class Alignment:
     def _measured(self) -> list[TraceWindow]:
         held = self.held[1::2] or self.held
         places = np.linspace(0, len(held) - 1, min(len(held), MOST_MEASURED))
-        return [cut(held[round(float(at))], MEASURED) for at in places]
+        return [self._cut(held[round(float(at))], MEASURED) for at in places]
+
+    def _cut(self, text: TraceText, most: int) -> TraceWindow:
+        return cut(text, most, self._most if self._options.drafter == "cascade" else 0)
 
     def run(self, show: Show) -> tuple[DraftSource, Outcome]:
         """Train a draft, and tell what it and the one before it are worth.
@@ -125,12 +141,13 @@ class Alignment:
         Goes on from the state of a run that was killed. Raises: BuildError.
         """
         show(0.0, "measure the draft there is")
-        before, share = self._before()
+        before, measured = self._before()
         source = self._begun()
         options = self._options.training
         if options.steps or options.minutes:
-            windows = [cut(text, TRAINED) for text in self.kept]
-            looked_at = [cut(text, MEASURED) for text in self.held[::2]]  # the others are measured
+            windows = [self._cut(text, TRAINED) for text in self.kept]
+            held = self.held[::2]  # the others are measured
+            looked_at = [self._cut(text, MEASURED) for text in held[:LOOKED_AT]]
             trainer = Trainer(
                 source.draft, windows, looked_at, source.maps(self.index.vocabulary),
                 self.index.temperature, options, self._state, self._identity(source),
@@ -142,24 +159,25 @@ class Alignment:
         source.round()
         show(1.0, "measure the new draft")
         after = self._accepted(source)
-        costs = self._costs_of(source, share)
+        costs = self._costs_of(source, measured)
         return source, Outcome(before, predictions(after, costs, self._most))
 
-    def _before(self) -> tuple[tuple[Prediction, ...], float | None]:
-        """Return what the recipe's draft is worth, and what it reads of what the target does."""
+    def _before(self) -> tuple[tuple[Prediction, ...], int | None]:
+        """Return what the recipe's draft is worth, and how many weights it reads for a token."""
         source = self._of_recipe()
         texts = self._accepted(source) if source is not None else _nothing(self._measured)
-        share = None if source is None else source.read / stored_weights(self._target.checkpoint)
-        costs = self._costs_of(source, share)
-        return predictions(texts, costs, self._most if source is not None else 0), share
+        read = None if source is None else source.read
+        costs = self._costs_of(source, read)
+        drafted = source is not None or self._options.drafter == "cascade"
+        return predictions(texts, costs, self._most if drafted else 0), read
 
-    def _costs_of(self, source: DraftSource | None, measured: float | None) -> Costs:
-        """Return what passes cost with a draft; `measured` is the share of the recipe's own."""
-        costs = self._costs or Costs.assume(self._most)
-        if source is None:
-            return costs
-        share = source.read / stored_weights(self._target.checkpoint)
-        return drafts_of(costs, share, None if costs.assumed else measured)
+    def _costs_of(self, source: DraftSource | None, measured: int | None) -> Costs:
+        """Return what passes cost with a draft; `measured` is what the recipe's own reads."""
+        known = self._costs
+        if known is None:  # what was assumed of a draft was measured of none
+            target = stored_weights(self._target.checkpoint)
+            known, measured = MeasuredCosts(Costs.assume(self._most), target), None
+        return known.costs if source is None else known.of_draft(source.read, measured)
 
     def _accepted(self, source: DraftSource) -> list[TextAcceptance]:
         maps = source.maps(self.index.vocabulary)
@@ -168,8 +186,10 @@ class Alignment:
     def _of_recipe(self) -> DraftSource | None:
         if self._draft is None:
             return None
-        if self._draft.head is not None:
-            return head_source(self._target.checkpoint, self._model, self._draft.head, (), None)
+        head = self._draft.head
+        if head is not None:
+            assert isinstance(head, Head), "checked before"
+            return head_source(self._target.checkpoint, self._model, head, (), None)
         return model_source(self._draft.checkpoint)
 
     def _begun(self) -> DraftSource:
@@ -179,6 +199,7 @@ class Alignment:
         kept = self._likeliest() if options.entries else None
         if options.kind == "head":
             head = self._draft.head if self._draft is not None else None
+            assert head is None or isinstance(head, Head), "checked before"
             return head_source(target, self._model, head, options.reads, kept)
         if options.kind == "layers":
             depth = options.depth or max(1, self._model.config.num_hidden_layers // 4)
@@ -254,7 +275,9 @@ def plot(state: TrainingState, loss: str, path: Path) -> None:
 
 def _nothing(windows: Sequence[TraceWindow]) -> list[TextAcceptance]:
     """Return what is accepted of no draft."""
-    return [TextAcceptance(np.zeros((1, len(one.ids)), bool), one.domain) for one in windows]
+    nothing = [np.zeros((0, len(one.ids)), bool) for one in windows]
+    pairs = zip(nothing, windows, strict=True)
+    return [TextAcceptance(none, one.domain, one.looked_up) for none, one in pairs]
 
 
 def _check(
@@ -264,7 +287,13 @@ def _check(
 
     Raises: BuildError, CheckpointError.
     """
-    there = draft is not None and draft.head is None
+    head = None if draft is None else draft.head
+    if head is not None and not isinstance(head, Head):
+        raise BuildError(
+            f"{recipe.path} has a head of {head.KIND} in [draft], and heads of {Head.KIND} alone "
+            "are trained here; name one, or leave [draft] out for a new one"
+        )
+    there = draft is not None and head is None
     if options.kind == "draft" and not there:
         has = "no [draft]" if draft is None else "a head in [draft]"
         raise BuildError(

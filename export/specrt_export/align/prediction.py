@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specrt.speculation.costs import Costs
+from specrt_export.align.lookup import NOTHING
 from specrt_export.align.sparse_loss import SparseTarget, overlap
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, grouped
 from specrt_export.align.trained_drafts import TrainedDraft
@@ -27,41 +28,66 @@ class TextAcceptance:
     """Which tokens of a text each position of a draft would have had accepted.
 
     Shapes: accepted [positions, A]: whether a draft has token a of the answer right in that
-        position, where all before it are.
+        position, where all before it are; looked_up [A], see `looked_up`, None where lookup takes
+        no part.
     """
 
     accepted: NDArray[np.bool_]
     domain: str
+    looked_up: NDArray[np.int16] | None = None
 
-    def rounds(self, gamma: int) -> list[tuple[int, int]]:
-        """Return (accepted, emitted) of each round that drafts `gamma` tokens.
+    def rounds(self, gamma: int) -> list[TextRound]:
+        """Return the rounds that draft `gamma` tokens.
 
-        The first token of an answer is the prefill's; the rounds follow one another.
+        The first token of an answer is the prefill's; the rounds follow one another. As in
+        `cascade`, lookup drafts where it finds something.
         """
-        most, total = self.accepted.shape
-        at, found = 1, []
+        positions, total = self.accepted.shape
+        at, found = 1, list[TextRound]()
         while at < total:
-            right = 0
-            while (
-                right < min(gamma, total - at) and self.accepted[min(right, most - 1), at + right]
-            ):
-                right += 1
+            copied = NOTHING if self.looked_up is None else self.looked_up[at]
+            asked = gamma if copied == NOTHING and positions else 0
+            checked = asked if copied == NOTHING else gamma
+            room = min(checked, total - at)
+            right = self._drafted(at, room) if asked else max(0, min(int(copied), room))
             emitted = min(right + 1, total - at)
-            found.append((right, emitted))
+            found.append(TextRound(right, emitted, asked, checked))
             at += emitted
         return found
 
+    def _drafted(self, at: int, room: int) -> int:
+        """Return how many tokens the draft has right in a round that begins at a place."""
+        last, right = len(self.accepted) - 1, 0
+        while right < room and self.accepted[min(right, last), at + right]:
+            right += 1
+        return right
 
-def tokens_per_round(texts: Sequence[TextAcceptance], gamma: int) -> float:
-    """Return the tokens that a round yields, its own one included; 1 without texts."""
-    rounds = [one for text in texts for one in text.rounds(gamma)]
-    return sum(emitted for _, emitted in rounds) / len(rounds) if rounds else 1.0
+
+class TextRound(NamedTuple):
+    """A round over a text."""
+
+    accepted: int
+    emitted: int
+    asked: int
+    """Tokens that the draft drafted: none where lookup did."""
+    checked: int
+    """Tokens that were drafted at all."""
 
 
-def by_position(texts: Sequence[TextAcceptance], gamma: int) -> list[float]:
-    """Return, for each position, the share of rounds in which the token there was accepted."""
-    rounds = [right for text in texts for right, _ in text.rounds(gamma)]
-    return [sum(right > at for right in rounds) / max(1, len(rounds)) for at in range(gamma)]
+def rounds_of(texts: Sequence[TextAcceptance], gamma: int) -> list[TextRound]:
+    """Return the rounds over several texts."""
+    return [one for text in texts for one in text.rounds(gamma)]
+
+
+def tokens_per_round(rounds: Sequence[TextRound]) -> float:
+    """Return the tokens that a round yields, its own one included; 1 without rounds."""
+    return sum(one.emitted for one in rounds) / len(rounds) if rounds else 1.0
+
+
+def by_position(rounds: Sequence[TextRound], gamma: int) -> list[float]:
+    """Return, for each position, the share of the draft's rounds that accept the token there."""
+    own = [one.accepted for one in rounds if one.asked]
+    return [sum(right > at for right in own) / max(1, len(own)) for at in range(gamma)]
 
 
 SHOWN = 4
@@ -112,24 +138,47 @@ def predictions(texts: Sequence[TextAcceptance], costs: Costs, most: int) -> tup
 
 def _prediction(domain: str, texts: list[TextAcceptance], costs: Costs, most: int) -> Prediction:
     unit = 1.0 if costs.assumed else 1e9
-    yields = tuple(tokens_per_round(texts, g) for g in range(most + 1))
-    speeds = tuple(each / costs.round_ns(g) * unit for g, each in enumerate(yields))
-    return Prediction(
-        domain, len(texts), tuple(by_position(texts, min(SHOWN, most))), yields, speeds
+    each = [rounds_of(texts, gamma) for gamma in range(most + 1)]
+    yields = tuple(map(tokens_per_round, each))
+    speeds = tuple(
+        tokens / _round_ns(costs, rounds, gamma) * unit
+        for gamma, (tokens, rounds) in enumerate(zip(yields, each, strict=True))
     )
+    shown = min(SHOWN, most)
+    return Prediction(domain, len(texts), tuple(by_position(each[shown], shown)), yields, speeds)
 
 
-def drafts_of(costs: Costs, share: float, measured: float | None) -> Costs:
-    """Return costs with those of another draft, by its weights.
+def _round_ns(costs: Costs, rounds: Sequence[TextRound], gamma: int) -> float:
+    """Return what a round costs on average: lookup drafts for nothing."""
+    if not rounds:
+        return costs.round_ns(gamma)
+    drafts = sum(costs.draft(one.asked) + costs.verify(one.checked) for one in rounds)
+    return drafts / len(rounds) + costs.outside_ns
 
-    `share` is what it reads for a token, of what the target does; `measured` the same of the draft
-    that the costs are of, None where they are of none.
-    """
-    most, step = len(costs.draft_ns), costs.verify_ns[0]
-    factor = 1.0
-    if measured is not None and most > 1:
-        factor = max(1.0, costs.draft_ns[-1] / (most - 1) / (step * measured))
-    return replace(costs, draft_ns=tuple(g * step * share * factor for g in range(max(most, 9))))
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """What passes of a bundle cost, and how large its target is."""
+
+    costs: Costs
+    target_weights: int
+
+    def of_draft(self, read: int, measured: int | None) -> Costs:
+        """Return the costs with those of another draft, which reads so many weights for a token.
+
+        Beside the draft that was measured, which reads `measured`, each weight more or fewer costs
+        what one of the target does; a draft of fewer costs no less than its share. Where no draft
+        was measured, None, all of a step is its weights.
+        """
+        costs, most = self.costs, max(len(self.costs.draft_ns), 9)
+        weight_ns = costs.verify_ns[0] / self.target_weights
+        if measured is None or len(costs.draft_ns) < 2:
+            drafts = [gamma * read * weight_ns for gamma in range(most)]
+        else:
+            more, least = (read - measured) * weight_ns, min(1.0, read / measured)
+            known = [costs.draft(gamma) for gamma in range(most)]
+            drafts = [max(ns + g * more, ns * least) for g, ns in enumerate(known)]
+        return replace(costs, draft_ns=tuple(drafts))
 
 
 @torch.no_grad()
@@ -150,28 +199,14 @@ def accepted(
     for group in grouped(windows, order, BATCH):
         batch = TraceBatch.of([windows[at] for at in group], entry_of)
         right = torch.zeros(positions, len(batch.chosen), dtype=torch.bool)
-        for position, (offset, states) in enumerate(draft.steps(batch.tokens, positions)):
-            rows, chosen = placed(batch, states, offset)
-            logits = draft.logits(rows)
-            here = _right(logits, batch, chosen, ids, temperature)
-            right[position:, chosen] = here
+        everywhere = torch.ones(len(batch.chosen), dtype=torch.bool)
+        for position, (states, places) in enumerate(draft.steps(batch, everywhere, positions)):
+            here = _right(draft.logits(states), batch, places, ids, temperature)
+            right[position:, places] = here
         ends = np.cumsum([len(windows[at].ids) for at in group])
         for at, one in zip(group, np.split(right.numpy(), ends[:-1], axis=1), strict=True):
-            found[at] = TextAcceptance(one, windows[at].domain)
+            found[at] = TextAcceptance(one, windows[at].domain, windows[at].looked_up)
     return [found[at] for at in range(len(windows))]
-
-
-def placed(batch: TraceBatch, states: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """Return the states that predict a token with a known distribution, and where that is.
-
-    Shapes: states [B, S, H] -> [N, H], [N] int64.
-    """
-    places = torch.full_like(batch.places, -1)
-    width = places.shape[1] - offset
-    if width > 0:
-        places[:, :width] = batch.places[:, offset:]
-    there = places >= 0
-    return states[there], places[there]
 
 
 def _right(

@@ -79,8 +79,8 @@ def _parts(
     Unless `whole`, p is the target's distribution over the entries that the draft has.
     """
     there = target.ids >= 0
-    shares = torch.exp(logits - logits.logsumexp(-1, keepdim=True))
-    q = torch.gather(shares, -1, target.ids.clamp_min(0)) * there
+    known = torch.gather(logits, -1, target.ids.clamp_min(0))
+    q = torch.exp(known - logits.logsumexp(-1, keepdim=True)) * there
     p = torch.exp(target.logprobs) * there
     rest = target.rest
     if not whole:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specrt.errors import RequestError
 from specrt.traces import TraceText
+from specrt_export.align.lookup import NOTHING, looked_up
 from specrt_export.align.sparse_loss import SparseTarget
 
 HELD_OUT = 0.1
@@ -32,6 +33,8 @@ class TraceWindow:
     logprobs: NDArray[np.float16]
     rest: NDArray[np.float32]
     domain: str
+    looked_up: NDArray[np.int16] | None = None
+    """Of each distribution, see `looked_up`; None where lookup takes no part."""
 
     @property
     def last(self) -> int:
@@ -60,19 +63,20 @@ def split(texts: Sequence[TraceText]) -> tuple[list[TraceText], list[TraceText]]
     return kept, held
 
 
-def cut(text: TraceText, most: int) -> TraceWindow:
+def cut(text: TraceText, most: int, lookup: int = 0) -> TraceWindow:
     """Return at most so many tokens of a text: the answer, and what of the prompt fits before it.
 
     Of an answer that is longer, its beginning is taken, a quarter of the tokens being the prompt.
+    `lookup` are the tokens that lookup, which has the whole prompt, drafts first; 0 without it.
     """
-    tokens = np.concatenate([text.prompt, text.answer]).astype(np.int64)
+    whole = np.concatenate([text.prompt, text.answer]).astype(np.int64)
     asked = len(text.prompt)
-    begin = max(0, min(len(tokens) - most, asked - most // 4))
-    tokens = tokens[begin : begin + most]
+    begin = max(0, min(len(whole) - most, asked - most // 4))
+    tokens = whole[begin : begin + most]
     count = begin + len(tokens) - asked
     return TraceWindow(
         tokens, asked - begin, text.ids[:count], text.logprobs[:count], text.rest[:count],
-        text.domain,
+        text.domain, looked_up(whole[: begin + most], asked, lookup) if lookup else None,
     )  # fmt: skip
 
 
@@ -80,29 +84,27 @@ def cut(text: TraceText, most: int) -> TraceWindow:
 class TraceBatch:
     """Windows side by side, filled up on the right.
 
-    Shapes: tokens [B, S] int64. `places[b, s]` is the row of `target` with the distribution of
-        token s of row b, or -1; chosen [N] int64 are the tokens that the target wrote there.
+    Shapes: tokens [B, S] int64; of the N places with a known distribution, target; where [N, 2]
+        int64, row and token of each, row by row; chosen [N] int64, the tokens that the target wrote
+        there; asked [N] bool, whether a round that begins there asks the draft.
     """
 
     tokens: Tensor
-    places: Tensor
     target: SparseTarget
+    where: Tensor
     chosen: Tensor
+    asked: Tensor
 
     @classmethod
     def of(cls, windows: Sequence[TraceWindow], entry_of: Tensor | None) -> TraceBatch:
         """Join windows; `entry_of` [V] has the draft's entry of each id, -1 where it has none."""
         longest = max(len(window.tokens) for window in windows)
         tokens = torch.zeros(len(windows), longest, dtype=torch.int64)
-        places = torch.full((len(windows), longest), -1, dtype=torch.int64)
-        begin, chosen = 0, []
+        known = torch.zeros(len(windows), longest, dtype=torch.bool)
         for row, window in enumerate(windows):
             tokens[row, : len(window.tokens)] = torch.from_numpy(window.tokens)
-            span = slice(window.first, window.last + 1)
-            count = len(window.ids)
-            places[row, span] = torch.arange(begin, begin + count)
-            chosen.append(window.tokens[span])
-            begin += count
+            known[row, window.first : window.last + 1] = True
+        asked = [w.looked_up == NOTHING if w.looked_up is not None else _all(w) for w in windows]
         ids, logprobs, rest = (
             torch.from_numpy(np.concatenate([getattr(w, name) for w in windows]))
             for name in ("ids", "logprobs", "rest")
@@ -110,7 +112,19 @@ class TraceBatch:
         ids = ids.long()
         entries = ids if entry_of is None else entry_of[ids]
         target = SparseTarget(entries, logprobs.float(), rest)
-        return cls(tokens, places, target, torch.from_numpy(np.concatenate(chosen)))
+        own = torch.from_numpy(np.concatenate(asked))
+        return cls(tokens, target, known.nonzero(), tokens[known], own)
+
+    def behind(self, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the places so many tokens behind others, and which of them are in the same row."""
+        behind = places + count
+        there = behind < len(self.where)
+        behind = behind.clamp_max(len(self.where) - 1)
+        return behind, there & (self.where[behind, 0] == self.where[places, 0])
+
+
+def _all(window: TraceWindow) -> NDArray[np.bool_]:
+    return np.ones(len(window.ids), np.bool_)
 
 
 def batches(

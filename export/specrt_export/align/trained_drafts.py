@@ -6,11 +6,14 @@ Source of the unrolled steps of a head: training-time test of EAGLE-3, arXiv:250
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from specrt_export.align.trace_batches import TraceBatch
+from specrt_export.align.unrolled_attention import UnrolledKeys, attend_unrolled
 from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection
 
 
@@ -21,11 +24,14 @@ class TrainedDraft(Protocol):
     def trained(self) -> nn.Module:
         """The weights that are trained."""
 
-    def steps(self, tokens: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
+    def steps(
+        self, batch: TraceBatch, begins: Tensor, count: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for each position of a draft that is not like the one before, its states.
 
-        Shapes: tokens [B, S] -> (offset, states [B, S, H]): the state at s predicts token
-            s + offset, where that is in the text.
+        Drafts of `count` tokens begin at some of the batch's places.
+        Shapes: begins [N] bool -> (states [M, H], places [M]): what is scored from a state is the
+            token at a place.
         """
 
     def logits(self, states: Tensor) -> Tensor:
@@ -36,7 +42,7 @@ class ModelDraft:
     """A language model: it reads the text alone, so each position of a draft is like the first."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        self.model = _without_scores(model)
 
     @property
     def trained(self) -> nn.Module:
@@ -44,10 +50,18 @@ class ModelDraft:
         module: nn.Module = self.model
         return module
 
-    def steps(self, tokens: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the states of the whole text, once for all positions."""
-        output = self.model.base_model(input_ids=tokens, use_cache=False)
-        yield 1, output.last_hidden_state
+    def steps(
+        self, batch: TraceBatch, begins: Tensor, count: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the states of all tokens that a draft has, once for all positions."""
+        output = self.model.base_model(input_ids=batch.tokens, use_cache=False)
+        drafted = begins.clone()
+        for position in range(1, count):
+            at, there = batch.behind(begins.nonzero()[:, 0], position)
+            drafted[at[there]] = True
+        places = drafted.nonzero()[:, 0]
+        row, token = batch.where[places].T
+        yield output.last_hidden_state[row, token - 1], places
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the scores of all tokens."""
@@ -62,43 +76,71 @@ class HeadDraft:
     """An EAGLE-3 head: from its second position on it reads its own states."""
 
     def __init__(self, target: Any, feature: FeatureProjection, head: Eagle3Head) -> None:
-        self.target, self.feature, self.head = target, feature, head
+        self.feature, self.head = feature, head
+        self._read = _lower_layers(_without_scores(target).base_model, max(head.flags.inputs) + 1)
         self._module = nn.ModuleDict({"feature": feature, "head": head})
+        attend_unrolled(head.config)
 
     @property
     def trained(self) -> nn.Module:
         """The head and the projection of features; its embeddings stay as they are."""
         return self._module
 
-    def steps(self, tokens: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the states of each position; a draft that began at t + 1 is read at t.
+    def steps(
+        self, batch: TraceBatch, begins: Tensor, count: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the states of each position, of the drafts that begin where they are asked for.
 
-        Keys of the first position are seen by all that follow; those of later ones only by the
-        draft they belong to.
+        A draft that begins at token t + 2 is read at t. The first position is computed for the
+        whole text, and all that follow see its keys up to theirs; keys of later positions are seen
+        by the draft they belong to.
         """
-        from transformers import DynamicCache
-
-        inputs = self.head.flags.inputs
         with torch.no_grad():
-            output = self.target.base_model(
-                input_ids=tokens, use_cache=False, output_hidden_states=True
-            )
-            entering = [output.hidden_states[i] for i in inputs]
-            embeds = self.head.embed_tokens(nn.functional.pad(tokens, (0, count)))
-        width = tokens.shape[1]
+            output = self._read(input_ids=batch.tokens, use_cache=False, output_hidden_states=True)
+            entering = [output.hidden_states[i] for i in self.head.flags.inputs]
+            embeds = self.head.embed_tokens(nn.functional.pad(batch.tokens, (0, count)))
+        width = batch.tokens.shape[1]
+        keys, order = UnrolledKeys(), torch.arange(width)
         hidden = self.feature(entering)
-        least = torch.finfo(torch.float32).min
-        first = torch.full((width, width), least).triu(1)
-        own = torch.full((width, width), least).fill_diagonal_(0.0)
-        cache, mask = DynamicCache(), first
-        for step in range(count):
-            fed = embeds[:, step + 1 : step + 1 + width]
-            positions = torch.arange(step, step + width)[None]
-            state = self.head(fed, hidden, positions, mask[None, None], cache)
-            yield step + 2, state
-            hidden = self.head.fed_back(state)
-            mask = torch.cat([mask, own], dim=-1)
+        state = self.head(embeds[:, 1 : 1 + width], hidden, order[None], None, keys)
+        places = (begins & (batch.where[:, 1] >= 2)).nonzero()[:, 0]
+        row, token = batch.where[places].T.contiguous()
+        column = _columns(row)
+        at = torch.zeros(
+            len(batch.tokens), int(column.max()) + 1 if len(row) else 1, dtype=torch.int64
+        )
+        at[row, column] = token - 2
+        state = state.gather(1, at[..., None].expand(-1, -1, state.shape[-1]))
+        yield state[row, column], places
+        seen = (order <= at[..., None])[:, None]
+        for position in range(1, count):
+            fed = embeds.gather(1, (at + position + 1)[..., None].expand_as(state))
+            state = self.head(fed, self.head.fed_back(state), at + position, seen, keys)
+            behind, there = batch.behind(places, position)
+            yield state[row, column][there], behind[there]
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the scores of the entries that the head has."""
         return self.head.logits(states).float()
+
+
+def _columns(row: Tensor) -> Tensor:
+    """Count the entries of each row from 0; those of a row follow one another."""
+    return torch.arange(len(row)) - torch.searchsorted(row, row)
+
+
+def _without_scores(model: Any) -> Any:
+    """Let a model attend without storing scores, where those of its type are not capped."""
+    if getattr(model, "_supports_sdpa", False) and not getattr(
+        model.config, "attn_logit_softcapping", None
+    ):
+        model.set_attn_implementation("sdpa")
+    return model
+
+
+def _lower_layers(model: Any, count: int) -> Any:
+    """Return a model that runs its first layers alone, with the same weights."""
+    shorter = copy(model)
+    shorter.config = copy(model.config)
+    shorter.config.num_hidden_layers = min(count, int(model.config.num_hidden_layers))
+    return shorter

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specrt.errors import BuildError
-from specrt_export.align.prediction import accepted, placed, tokens_per_round
+from specrt_export.align.prediction import accepted, rounds_of, tokens_per_round
 from specrt_export.align.sparse_loss import sparse_loss
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, batches
 from specrt_export.align.trained_drafts import TrainedDraft
@@ -31,6 +32,9 @@ FINAL = 0.03
 
 DECAY = 0.8
 """What the loss of a position weighs, of what that of the one before does."""
+
+LOOKED_UP = 0.1
+"""Share of the places where lookup drafts already that drafts are trained to begin at."""
 
 PAUSE = 60.0
 """Seconds; a step that takes longer was a stopped process, and counts as one second."""
@@ -86,7 +90,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.state = TrainingState()
         self._draft, self._kept, self._entries = draft, kept, entries
-        self._held, self._temperature = list(held)[:LOOKED_AT], temperature
+        self._held, self._temperature = held, temperature
         self._options, self._place, self._identity = options, place, identity
         weights = [p for p in draft.trained.parameters() if p.requires_grad]
         matrices = [p for p in weights if p.ndim > 1]
@@ -176,11 +180,11 @@ class Trainer:
         self._draft.trained.train()
         losses: list[Tensor] = []
         with _faster():
-            for offset, states in self._draft.steps(batch.tokens, options.positions):
-                rows, chosen = placed(batch, states, offset)
-                if len(chosen):
-                    logits = self._draft.logits(rows)
-                    losses.append(sparse_loss(logits, batch.target.rows(chosen), options.loss))
+            begins = _begins(batch, options.seed, state.step)
+            for states, places in self._draft.steps(batch, begins, options.positions):
+                if len(places):
+                    logits = self._draft.logits(states)
+                    losses.append(sparse_loss(logits, batch.target.rows(places), options.loss))
         weights = [DECAY**number for number in range(len(losses))]
         loss = torch.stack([w * one for w, one in zip(weights, losses, strict=True)]).sum()
         loss = loss / sum(weights)
@@ -193,7 +197,7 @@ class Trainer:
     def _look(self) -> None:
         gamma = self._options.positions
         found = accepted(self._draft, self._held, gamma, self._entries, self._temperature)
-        held, looks = tokens_per_round(found, gamma), self.state.looks
+        held, looks = tokens_per_round(rounds_of(found, gamma)), self.state.looks
         if not looks or held > max(each for _, each in looks):
             self._best = {name: weight.clone() for name, weight in self._weights().items()}
         looks.append((self.state.step, held))
@@ -227,6 +231,18 @@ class Trainer:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+
+
+def _begins(batch: TraceBatch, seed: int, step: int) -> Tensor:
+    """Return where drafts begin that are trained on.
+
+    That is where lookup leaves it to the draft, some of the other places, and the last one.
+    Shapes: [N] bool, of the batch's places.
+    """
+    chances = np.random.default_rng([seed, step]).random(len(batch.asked))
+    begins = batch.asked | torch.from_numpy(chances < LOOKED_UP)
+    begins[-1] = True
+    return begins
 
 
 def _faster() -> Any:

@@ -26,7 +26,7 @@ from specrt_export.portable.graph import (
     padded,
 )
 from specrt_export.scored_entries import model_entries
-from specrt_export.task import SPEECH
+from specrt_export.task import SPEECH, ModelTask
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
 """Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
@@ -55,6 +55,8 @@ def check_engine(
 ) -> float:
     """Run an engine and its portable graph on the same tokens; return the largest relative error.
 
+    Of a target with a head, features are compared as logits are.
+
     A prefill that reaches past every sliding window of up to 512 positions, then each width twice,
     the second time over stale keys. A lowered graph goes on at the end of the context, over copies
     of the keys written so far. Rows of a batch are at lengths of their own; an engine that packs
@@ -67,7 +69,7 @@ def check_engine(
     near = passes(engine.geometry, engine.max_length, widths)
     reach = max(start + width for start, width in near)
     if isinstance(engine, LoweredEngine):
-        reach = _reach(engine, reach)
+        reach = reachable(engine, reach)
     reference.reset(engine.batch, reach)
     shape = engine.batch, reach
     tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, shape)
@@ -108,7 +110,7 @@ def past_windows(geometry: Geometry) -> int:
     return max((w for w in geometry.windows if w <= 512), default=0) + 24
 
 
-def _reach(engine: LoweredEngine, least: int) -> int:
+def reachable(engine: Engine, least: int) -> int:
     """Return the length of buffers that the portable graph has memory for."""
     position = engine.geometry.kv_bytes(engine.batch, 1, KV_BYTES["fp32"])
     return min(engine.max_length, max(least, FAR_BYTES // position))
@@ -144,8 +146,15 @@ class _Comparison:
         starts = [start - row % min(_RAGGED, start + 1) for row in range(len(tokens))]
         piece = np.stack([t[s : s + width] for t, s in zip(tokens, starts, strict=True)])
         scored = min(width, self._scored())
-        expected = self.reference(piece, starts, range(width - scored, width))[0]
-        return self._error(expected, self.engine.forward(piece, starts, scored), start, width)
+        rows, features = range(width - scored, width), getattr(self.engine, "features", None)
+        if features is None:
+            expected = self.reference(piece, starts, rows)[0]
+            return self._error(expected, self.engine.forward(piece, starts, scored), start, width)
+        wanted = ("logits", "argmax", "feature")
+        expected, _, left = self.reference.outputs(wanted, piece, starts, rows)
+        error = self._error(expected, self.engine.forward(piece, starts, scored), start, width)
+        found = np.stack([f[s : s + width] for f, s in zip(features, starts, strict=True)])
+        return max(error, self._feature_error(left, found, start, width))
 
     def run_ragged(self, engine: PackedEngine, reach: int, widest: int) -> list[float]:
         """Run passes of some rows, of different widths, from where each of them is rolled back to.
@@ -183,9 +192,23 @@ class _Comparison:
                 f"spread of the logits {place}; expected below {tolerance:.0e}. "
                 f"{_OVERFLOW if self.compute == 'fp16' else _DEFECT}"
             )
-        wrong = _misread(output, self.reference.entries)
+        wrong = misread(output, self.reference.entries)
         if wrong:
             raise BuildError(f"the {self.name} engine has a wrong {wrong} {place}. {_DEFECT}")
+        return error
+
+    def _feature_error(
+        self, expected: Logits, found: NDArray[np.float32], start: int, width: int
+    ) -> float:
+        """Compare what a target leaves for its head, as a part of the largest number of it."""
+        error = float(np.abs(found - expected).max()) / (float(np.abs(expected).max()) or 1.0)
+        tolerance = TOLERANCES[self.compute]
+        if not error <= tolerance:
+            raise BuildError(
+                f"the {self.name} engine leaves features that differ from the portable graph by "
+                f"{error:.1e} of the largest at position {start}, width {width}; expected below "
+                f"{tolerance:.0e}. {_DEFECT}"
+            )
         return error
 
 
@@ -194,8 +217,11 @@ _DEFECT = "This is a defect of the lowering: please report the architecture"
 _OVERFLOW = "In fp16 the model may overflow: build with precision bf16"
 
 
-def _misread(output: Output, entries: Tokens | None) -> str:
-    """Name what a graph reads from its logits wrongly; empty where all is right."""
+def misread(output: Output, entries: Tokens | None) -> str:
+    """Name what a graph reads from its logits wrongly; empty where all is right.
+
+    `entries` are the ids that the logits are of, where these are not all.
+    """
     logits = output.logits.astype(np.float64)
     best_ids = logits.argmax(-1)
     if (output.argmax != (best_ids if entries is None else entries[best_ids])).any():
@@ -232,7 +258,7 @@ class Reference:
         assert task is not None, "a checkpoint that has a graph is for something"
         self.task = task
         if checkpoint.coded or entries is not None:
-            self.model = _filled(checkpoint, None if entries is None else len(entries))
+            self.model = _filled(checkpoint, task, None if entries is None else len(entries))
             return
         with quiet(), no_progress_bar():
             loaded: Any = task.loader(str(checkpoint.config["model_type"])).from_pretrained(
@@ -274,19 +300,18 @@ class Reference:
         return logits
 
 
-def _filled(checkpoint: Checkpoint, scored: int | None) -> Any:
+def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
     """Return the model of a checkpoint that transformers does not load itself.
 
     Codes become the floats that they stand for; of a draft of some entries, so many are `scored`.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from specrt_export.portable.trace import project_on, quiet, stored_names
 
     with quiet(), no_progress_bar(), torch.no_grad():
-        make: Any = AutoModelForCausalLM.from_config
-        model = make(
+        model = task.loader(str(checkpoint.config["model_type"])).from_config(
             AutoConfig.from_pretrained(checkpoint.folder),
             dtype=torch.float32,
             attn_implementation="eager",
@@ -297,6 +322,9 @@ def _filled(checkpoint: Checkpoint, scored: int | None) -> Any:
             names = stored_names(model)
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(checkpoint.floats(names.get(name, name))))
+        for name, buffer in model.named_buffers():
+            if name in checkpoint.weights:
+                buffer.copy_(torch.from_numpy(checkpoint.floats(name)))
     return model.eval()
 
 
@@ -405,12 +433,16 @@ def _compare_conditioned(
     sources = random_sources(source, (FAR, FAR // 3), encodes=encodes)
     run.condition(sources)
     length = min(FAR, run.geometry.max_positions)
+    last = min(PAST_WINDOW, length // 2)
     tokens = _random_tokens(run.geometry.vocab_size, length, 4)
     run.reset(batch=2, length=length)
-    rows = range(max(0, length - CHUNK - PAST_WINDOW), length - CHUNK)
-    run(tokens[:, : length - len(rows)], [0, 0], range(1))
-    output = run(tokens[:, -len(rows) :], [length - len(rows)] * 2, range(len(rows)))
-    compare("far", output, reference.of(sources)(tokens)[:, -len(rows) :])
+    run(tokens[:, : length - last], [0, 0], range(1))
+    # One row at the end of its text, the other back in the middle, over keys that are its own.
+    start = [length - last, length // 2 - last]
+    piece = np.stack([tokens[row, at : at + last] for row, at in enumerate(start)])
+    expected = reference.of(sources)(tokens)
+    expected = np.stack([expected[row, at : at + last] for row, at in enumerate(start)])
+    compare("far", run(piece, start, range(last)), expected)
 
 
 def random_sources(

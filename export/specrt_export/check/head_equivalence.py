@@ -12,9 +12,19 @@ from numpy.typing import NDArray
 from specrt.engine.head_engine import HeadEngine
 from specrt.engine.protocol import Feed
 from specrt.errors import BuildError, ExportError
-from specrt_export.check.equivalence import PARITY_TOLERANCE, TOLERANCES, Reference, passes
+from specrt_export.check.equivalence import (
+    PARITY_TOLERANCE,
+    TOLERANCES,
+    Reference,
+    misread,
+    passes,
+    reachable,
+)
+from specrt_export.compile.tensorrt_compiler import LoweredHead
 from specrt_export.heads.eagle3_format import Head
-from specrt_export.heads.eagle3_module import load_head
+from specrt_export.heads.eagle3_module import load_head, load_parts
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.graph import GraphRun, Tokens
 
 LENGTH, CUT, ROLLED_BACK = 24, 16, 5
@@ -46,12 +56,14 @@ def entering(reference: Reference, layers: tuple[int, ...], tokens: Tokens) -> l
     return [output.hidden_states[i] for i in layers]
 
 
-def check_feature(head: Head, reference: Reference, graph: Path, weights: Path) -> float:
+def check_feature(head: HeadCheckpoint, reference: Reference, graph: Path, weights: Path) -> float:
     """Compare the feature of a target's graph with the one that transformers and torch compute.
 
     Raises: ExportError above the tolerance.
     """
-    run, (feature, _) = GraphRun(graph, weights), load_head(head)
+    run = GraphRun(graph, weights)
+    feature = HEAD_FORMATS[head.KIND].part("feature")(head.config)
+    load_parts(head, feature)
     tokens = _tokens(run.geometry.vocab_size)
     with torch.no_grad():
         expected = feature(entering(reference, head.config.inputs, tokens)).numpy()
@@ -89,13 +101,37 @@ def check_head_engine(
 ) -> float:
     """Run a head's engine and its portable graph on the same tokens; return the largest error.
 
-    Every width twice, the second time over stale keys, each followed by recursive passes.
-    Raises: BuildError above the tolerance of `compute`.
+    Every width twice, the second time over stale keys, each followed by recursive passes. A lowered
+    graph goes on at the end of the context, over copies of the keys written so far.
+    Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
+    are not those of the logits beside them.
     """
-    features, worst = engine.features, 0.0
-    batch, length, _ = features.shape
-    near = [(s, w) for s, w in passes(engine.geometry, length - 2, widths)]
-    reference.reset(batch, max(start + width for start, width in near) + 2)
+    batch, length, _ = engine.features.shape
+    room = length - 2
+    widths = [min(width, room) for width in widths]
+    near = passes(engine.geometry, room, widths)
+    reach = max(start + width for start, width in near) + 2
+    if isinstance(engine, LoweredHead):
+        reach = reachable(engine, reach)
+    reference.reset(batch, reach)
+    worst = _compare(reference, engine, near, compute)
+    if isinstance(engine, LoweredHead):
+        filled = near[0][1]
+        reference.repeat(filled)
+        engine.repeat(filled)
+        far = [(reach - 2 - width, width) for width in widths]
+        worst = max(worst, _compare(reference, engine, far, compute))
+    return worst
+
+
+def _compare(
+    reference: GraphRun, engine: HeadEngine, near: list[tuple[int, int]], compute: str
+) -> float:
+    """Run passes (start, width) with both, and a recursive one behind each.
+
+    Both go on from the engine's state, so that each pass is judged by what it adds.
+    """
+    features, worst, batch = engine.features, 0.0, engine.batch
     rng, wanted = np.random.default_rng(0), ("logits", "argmax", "state")
     for start, width in near:
         tokens = rng.integers(0, engine.geometry.vocab_size, (batch, width))
@@ -103,18 +139,22 @@ def check_head_engine(
         rows = range(width - scored, width)
         found = reference.outputs(wanted, tokens, [start] * batch, rows, hidden=hidden)
         feeds = [Feed(r, tokens[r].tolist(), start + 1, scored) for r in range(batch)]
-        worst = max(worst, _agree(engine, feeds, found, compute))
-        state = found[2][:, -1:]
+        error, state = _agree(reference, engine, feeds, found, compute)
+        worst = max(worst, error)
         tokens = rng.integers(0, engine.geometry.vocab_size, (batch, 1))
         end = start + width
         found = reference.outputs(wanted, tokens, [end] * batch, [0], hidden=state)
         feeds = [Feed(r, tokens[r].tolist(), end + 1, 1, recursive=True) for r in range(batch)]
-        worst = max(worst, _agree(engine, feeds, found, compute))
+        error, _ = _agree(reference, engine, feeds, found, compute)
+        worst = max(worst, error)
     return worst
 
 
-def _agree(engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str) -> float:
-    worst, outputs = 0.0, engine.forward_rows(feeds)
+def _agree(
+    reference: GraphRun, engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str
+) -> tuple[float, Floats]:
+    """Return the largest error of a pass, and the engine's last states, [batch, 1, width]."""
+    worst, states, outputs = 0.0, [], engine.forward_rows(feeds)
     for row, output in enumerate(outputs):
         parts: Any = output
         for name, expected in (("logits", found[0]), ("state", found[2])):
@@ -126,7 +166,13 @@ def _agree(engine: HeadEngine, feeds: list[Feed], found: list[Any], compute: str
                     f"{TOLERANCES[compute]:.0e}. This is a defect of the lowering: please report it"
                 )
             worst = max(worst, error)
-    return worst
+        if wrong := misread(output, reference.entries):
+            raise BuildError(
+                f"the head's engine has a wrong {wrong} at position {feeds[row].start}. This is a "
+                "defect of the lowering: please report it"
+            )
+        states.append(parts.state[0, -1:].copy())
+    return worst, np.stack(states)
 
 
 def _held(name: str, found: Floats, expected: Floats, graph: Path) -> float:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.protocol import Engine
 from specrt_export.portable.graph import parts_beside
@@ -52,6 +54,13 @@ class LoweredModel:
     """Of an encoder-decoder: what conditions it on a source, by names in `folder`."""
     warning: str = ""
     """What may keep this machine from checking or compiling it, and the remedy."""
+
+
+class MadeUpTarget:
+    """What a head reads where there is no target: features that are the same every time."""
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self.features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -10,44 +10,60 @@ from typing import Any
 
 import onnx
 
-from specrt.engine.tensorrt.engine_record import KV_LENGTH, Profile, Range
+from specrt.engine.tensorrt.engine_record import (
+    FEATURE,
+    HIDDEN,
+    KV_LENGTH,
+    STATE,
+    Profile,
+    Range,
+)
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import printable
 from specrt_export.recipe_tables import PlanOptions
 
 
 def profiles(
-    role: str, prefill: int, gammas: Iterable[int], kv_lengths: Sequence[int] = ()
+    role: str,
+    prefill: int,
+    gammas: Iterable[int],
+    kv_lengths: Sequence[int] = (),
+    catch_up: int = 2,
 ) -> tuple[Profile, ...]:
     """Return the profiles of a target or a draft, in the order of the plan.
 
-    `prefill` is the widest pass. `kv_lengths`, rising, are how much passes may read of the KV
-    buffers, the last one all; without any all passes read all. Of two profiles that take the same
-    passes the first stays, so gamma 0 is `decode`.
+    `prefill` is the widest pass. `catch_up` is how many tokens a draft may lack after a round of
+    its own: a head lacks all that were accepted, and the target's own one. `kv_lengths`, rising,
+    are how much passes may read of the KV buffers, the last one all; without any all passes read
+    all. Of two profiles that take the same passes the first stays, so gamma 0 is `decode`.
     Raises: BuildError for a prefill that is narrower than what it must take.
     """
     verified = sorted(set(gammas)) if role == "target" else []
     rows = max(verified, default=0) + 1
-    least = max(rows, 1 if role == "target" else 2)
+    least = max(rows, 1 if role == "target" else catch_up)
     if prefill < least:
         raise BuildError(
             f"the prefill width of the {role} is {prefill}; passes near the length limit go "
             f"through it, so it takes at least {least} tokens"
         )
     distinct: dict[tuple[Range, Range], Profile] = {}
-    for profile in _listed(role, prefill, rows, verified):
+    for profile in _listed(role, prefill, rows, verified, catch_up):
         distinct.setdefault((profile.width, profile.rows), profile)
     whole = tuple(distinct.values())
     return tuple(_of_lengths(whole, kv_lengths)) if kv_lengths else whole
 
 
-def _listed(role: str, prefill: int, rows: int, gammas: list[int]) -> Iterator[Profile]:
+def _listed(
+    role: str, prefill: int, rows: int, gammas: list[int], catch_up: int
+) -> Iterator[Profile]:
     yield Profile("prefill", Range(1, max(1, prefill // 2), prefill), Range(1, 1, rows))
     yield Profile("decode", _only(1), _only(1))
     for gamma in gammas:
         yield Profile(f"verify {gamma}", _only(gamma + 1), _only(gamma + 1))
     if role == "draft":
         yield Profile("catch-up", _only(2), _only(1))
+        for width in range(3, catch_up + 1):
+            yield Profile(f"catch-up {width}", _only(width), _only(1))
 
 
 def _of_lengths(whole: Iterable[Profile], lengths: Sequence[int]) -> Iterator[Profile]:
@@ -65,14 +81,17 @@ def _only(size: int) -> Range:
     return Range(size, size, size)
 
 
-def add_profiles(builder: Any, config: Any, batch: int, listed: Iterable[Profile]) -> None:
-    """Give a builder's configuration its profiles, numbered as listed.
+def add_profiles(builder: Any, config: Any, offered: Contract, listed: Iterable[Profile]) -> None:
+    """Give a builder's configuration the profiles of a network, numbered as listed.
 
     Raises: BuildError for one that TensorRT refuses.
     """
     for number, profile in enumerate(listed):
         shapes = builder.create_optimization_profile()
-        shapes.set_shape("input_ids", *((batch, width) for width in _sizes(profile.width)))
+        batch, widths = offered.batch, _sizes(profile.width)
+        shapes.set_shape("input_ids", *((batch, width) for width in widths))
+        if offered.hidden:
+            shapes.set_shape(HIDDEN, *((batch, width, offered.hidden) for width in widths))
         shapes.set_shape("rows", *((rows,) for rows in _sizes(profile.rows)))
         if profile.kv_length is not None:
             shapes.set_shape(KV_LENGTH, *((length,) for length in _sizes(profile.kv_length)))
@@ -93,7 +112,7 @@ _INPUTS = ("input_ids", "start", "rows")
 _OUTPUTS = ("logits", "argmax")
 
 
-_OPTIONAL = ("confidence", "candidates.values", "candidates.ids")
+_OPTIONAL = ("confidence", "candidates.values", "candidates.ids", FEATURE, STATE)
 
 
 _COMPUTE = {"HALF": "fp16", "BF16": "bf16", "FLOAT": "fp32"}
@@ -114,6 +133,12 @@ class Contract:
     confidence: bool
     reads_prefix: bool
     """Whether a pass says how much of the KV buffers is read."""
+    scored: int
+    """Entries of the vocabulary that logits are of."""
+    feature: int
+    """Width of what a target leaves for its head; 0 without one."""
+    hidden: int
+    """Width of what a head reads beside each token, and leaves; 0 for what is none."""
 
 
 def check_graph(model: onnx.ModelProto) -> int:
@@ -170,7 +195,7 @@ def contract(network: Any, form: str, attentions: int) -> Contract:
     layers = sum(name.startswith("key.") for name in inputs)
     caches = [f"{kind}.{at}" for at in range(layers) for kind in ("key", "value")]
     present = [f"present_{name}" for name in caches]
-    _check_names("input", inputs, [*_INPUTS, *caches], (KV_LENGTH,))
+    _check_names("input", inputs, [*_INPUTS, *caches], (KV_LENGTH, HIDDEN))
     _check_names("output", outputs, [*_OUTPUTS, *present], _OPTIONAL)
     if not layers:
         raise BuildError("the graph has no KV buffers (key.0, value.0); nothing could be kept")
@@ -178,6 +203,12 @@ def contract(network: Any, form: str, attentions: int) -> Contract:
         _check_caches(network, caches)
         _check_masks(network, attentions)
     best = outputs.get("candidates.values")
+    handed = {name: _states(name, {**inputs, **outputs}) for name in (FEATURE, HIDDEN, STATE)}
+    if handed[HIDDEN] != handed[STATE]:
+        raise BuildError(
+            f"the graph reads {HIDDEN} of width {handed[HIDDEN]} and leaves {STATE} of width "
+            f"{handed[STATE]}; a head goes on from what it leaves: export it again"
+        )
     return Contract(
         batch=int(inputs["input_ids"].shape[0]),
         layers=layers,
@@ -185,7 +216,23 @@ def contract(network: Any, form: str, attentions: int) -> Contract:
         candidates=0 if best is None else int(best.shape[-1]),
         confidence="confidence" in outputs,
         reads_prefix=KV_LENGTH in inputs,
+        scored=int(outputs["logits"].shape[-1]),
+        feature=handed[FEATURE],
+        hidden=handed[HIDDEN],
     )
+
+
+def _states(name: str, tensors: dict[str, Any]) -> int:
+    """Return the width of what target and head hand over, which is fp32; 0 where it is not there.
+
+    Raises: BuildError for one of another type.
+    """
+    tensor = tensors.get(name)
+    if tensor is None:
+        return 0
+    if tensor.dtype.name != "FLOAT":
+        raise BuildError(f"{name} is of type {tensor.dtype.name}; expected FLOAT: lower it again")
+    return int(tensor.shape[-1])
 
 
 def _tensors(network: Any, kind: str) -> Iterator[Any]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
@@ -22,8 +21,15 @@ from specrt.engine.ort import silent_options
 from specrt.engine.ort_encoder_decoder import NEEDS_KERNELS
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
-from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
-from specrt_export.heads.eagle3_format import HIDDEN, KIND
+from specrt_export.compile.compiler import (
+    CompiledModel,
+    GraphSource,
+    LoweredModel,
+    MadeUpTarget,
+    Progress,
+)
+from specrt_export.heads.dflash_format import CONTEXT
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.encoder_lowering import lower_encoder
 from specrt_export.lower.lazy_tensor import (
@@ -42,6 +48,7 @@ from specrt_export.portable.graph import (
     SourceGeometry,
     check_length,
     facts_of,
+    feature_width,
     geometry_of,
     read_graph,
     source_of,
@@ -86,7 +93,7 @@ class OrtCpuCompiler:
         """Open the engine; an exact one multiplies with fp32 activations."""
         file, options = lowered.folder / ENGINE, self.recipe.engine
         shape = options.batch, options.max_length, lowered.features
-        beside = MadeUpTarget(shape) if lowered.model_type == KIND else None
+        beside = MadeUpTarget(shape) if lowered.model_type in HEAD_FORMATS else None
         encoder = lowered.encoder
         with ExitStack() as copies:
             if exact:
@@ -109,13 +116,6 @@ def _exact_parts(encoder: EncoderRecord, folder: Path, copies: ExitStack) -> Enc
         for name in (encoder.cross, encoder.encoder)
     )
     return replace(encoder, cross=cross, encoder=own)
-
-
-class MadeUpTarget:
-    """What a head reads where there is no target: features that are the same every time."""
-
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 @contextmanager
@@ -180,6 +180,8 @@ def compile_ort_cpu(
     contrib = bool(missing_kernels())
     source = source_of(portable)
     positions = source_positions(source, max_source) if source is not None else 0
+    if contrib and any(i.name == CONTEXT for i in portable.graph.input):
+        raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes
     target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, positions, even)
     if source is not None and contrib:
@@ -238,14 +240,6 @@ def source_positions(source: SourceGeometry, asked: int) -> int:
         )
     most = source.max_source if source.features else min(USUAL_SOURCE, source.max_source)
     return asked or most
-
-
-def feature_width(portable: onnx.ModelProto) -> int:
-    """Return the width of what a graph leaves for a head, or reads as one; 0 of others."""
-    values = [o for o in portable.graph.output if o.name == "feature"]
-    values += [i for i in portable.graph.input if i.name == HIDDEN]
-    widths = [int(value.type.tensor_type.shape.dim[-1].dim_value) for value in values]
-    return max(widths, default=0)
 
 
 _OPTIMISED = "optimised.onnx"

@@ -294,7 +294,7 @@ class _Job:
             offered = self._parse(network, attentions)
             config = builder.create_builder_config()
             configure(config, module, self.options)
-            add_profiles(builder, config, offered.batch, self.profiles)
+            add_profiles(builder, config, offered, self.profiles)
             reporter = monitor(module, self.watch)  # kept here: the builder does not
             config.progress_monitor = reporter
             self.cache.attach(config)
@@ -337,6 +337,9 @@ class _Job:
             profiles=self.profiles,
             candidates=offered.candidates,
             confidence=offered.confidence,
+            scored=offered.scored,
+            feature=offered.feature,
+            hidden=offered.hidden,
             plan_bytes=written.size,
             sha256=written.sha256,
             weight_bytes=weight_bytes(messages),

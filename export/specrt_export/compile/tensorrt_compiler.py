@@ -16,11 +16,21 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.ort import silent_options
-from specrt.engine.protocol import Candidates, Confidence, Engine, Logits, Tokens, check_bounds
+from specrt.engine.head_engine import HeadEngine
+from specrt.engine.ort import check_hidden, silent_options, widths
+from specrt.engine.protocol import (
+    Candidates,
+    Confidence,
+    Engine,
+    Feed,
+    Logits,
+    Tokens,
+    check_bounds,
+)
 from specrt.engine.tensorrt.engine_record import FILE_NAME, KV_LENGTH, PLAN, least_length
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError, first_line
+from specrt.speculation.drafters import PENDING
 from specrt.system.gpu import survey
 from specrt.system.memory import available_bytes
 from specrt_export.compile.compiler import (
@@ -28,10 +38,12 @@ from specrt_export.compile.compiler import (
     CompiledModel,
     GraphSource,
     LoweredModel,
+    MadeUpTarget,
     Progress,
 )
 from specrt_export.compile.network import CURRENT, check_options, profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan
+from specrt_export.heads.eagle3_format import HIDDEN, KIND
 from specrt_export.lint import lint
 from specrt_export.lower.half import widened_folder
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
@@ -46,10 +58,12 @@ from specrt_export.portable.graph import (
     MODEL_TYPE,
     check_length,
     facts_of,
+    feature_width,
     geometry_of,
     read_graph,
     repeated,
     runs_here,
+    scored_entries,
 )
 from specrt_export.recipe import Recipe
 
@@ -130,7 +144,8 @@ class TensorRtCompiler:
         check_length(geometry, options.max_length, source.weights)
         target = TensorRtTarget(
             geometry, options.max_length, options.batch, compute, form_of(self.parser),
-            candidates=self._candidates(geometry),
+            # What a draft of some entries finds likeliest is read from the scores, which are few.
+            candidates=0 if scored_entries(portable) is not None else self._candidates(geometry),
             confidence=role == "draft",
             grouped_queries=self.recipe.tensorrt.grouped_queries,
             reads_prefix=bool(self.kv_lengths),
@@ -141,7 +156,7 @@ class TensorRtCompiler:
         kind = facts_of(portable).get(MODEL_TYPE, "unknown")
         return LoweredModel(
             role, folder, geometry, compute, kind, lowered.fused,
-            warning=self._memory_warning(geometry, compute),
+            features=feature_width(portable), warning=self._memory_warning(geometry, compute),
         )  # fmt: skip
 
     def _candidates(self, geometry: Geometry) -> int:
@@ -176,9 +191,15 @@ class TensorRtCompiler:
                 kv_lengths=self.kv_lengths,
             )  # fmt: skip
             try:
-                yield engine
+                yield self._as_head(engine, lowered) if lowered.model_type == KIND else engine
             finally:
                 engine.close()
+
+    def _as_head(self, engine: LoweredEngine, lowered: LoweredModel) -> LoweredHead:
+        """Return a head with something to read, as there is no target beside it."""
+        options = self.recipe.engine
+        target = MadeUpTarget((options.batch, options.max_length, lowered.features))
+        return LoweredHead(engine, target.features)
 
     def compile(
         self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
@@ -196,13 +217,14 @@ class TensorRtCompiler:
         recipe = self.recipe
         options = replace(
             recipe.tensorrt.plan,
-            candidates=self._candidates(lowered.geometry),
+            candidates=next((_last(o) for o in graph.graph.output if o.name == CANDIDATES[0]), 0),
             capabilities=self._capabilities(graph),
         )
         report = build_plan(
             path, out / PLAN, self.library,
             profiles(
-                lowered.role, recipe.engine.prefill, recipe.engine.gammas, self.kv_lengths
+                lowered.role, recipe.engine.prefill, recipe.engine.gammas, self.kv_lengths,
+                self._catch_up(lowered),
             ),
             options, progress, form=form_of(self.parser), timing_cache=timing,
         )  # fmt: skip
@@ -211,6 +233,11 @@ class TensorRtCompiler:
             for name in (ENGINE, WEIGHTS):
                 shutil.move(lowered.folder / name, out / name)
         return CompiledModel(PLAN, report.record.weight_bytes)
+
+    def _catch_up(self, lowered: LoweredModel) -> int:
+        """Return how many tokens a draft lacks at most after a round of its own."""
+        most = max(self.recipe.engine.gammas, default=0) + 1
+        return max(PENDING, most) if lowered.model_type == KIND else PENDING
 
     def _capabilities(self, graph: onnx.ModelProto) -> tuple[str, ...]:
         """Return what to build for; where the recipe names none, all that has a graph's types.
@@ -225,6 +252,11 @@ class TensorRtCompiler:
         if onnx.TensorProto.FLOAT8E4M3FN not in kinds:
             return ()
         return tuple(c for c in known if parse_version(c)[:2] >= CAPABLE["fp8"])
+
+
+def _last(value: onnx.ValueInfoProto) -> int:
+    """Return the last dimension of a value."""
+    return int(value.type.tensor_type.shape.dim[-1].dim_value)
 
 
 def _check(graph: onnx.ModelProto, version: tuple[int, ...], folder: Path) -> None:
@@ -271,12 +303,18 @@ class _Output:
         scores, ids = (self.values.get(name) for name in CANDIDATES)
         return None if scores is None or ids is None else (scores, ids)
 
+    @property
+    def state(self) -> NDArray[np.float32] | None:
+        """What a head goes on from, [B, R, H] f32."""
+        return self.values.get("state")
+
 
 class LoweredEngine:
     """An engine over a lowered graph of standard operators; slow, and exact about what it means.
 
     KV buffers are handed in and taken back in every pass, so both forms of caches run here.
-    `kv_lengths` are what passes may read of them, where they say so.
+    `kv_lengths` are what passes may read of them, where they say so. `features` are those that a
+    target leaves, [B, M, H] f32; None where it has no head.
     """
 
     def __init__(
@@ -294,15 +332,21 @@ class LoweredEngine:
         with _blamed(path):
             self._session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         self._names = [output.name for output in self._session.get_outputs()]
+        left = widths(self._session.get_outputs()).get("feature")
+        self.features = np.zeros((batch, max_length, left), np.float32) if left else None
         self._caches = {
             value.name: np.zeros(value.shape, _TYPES[value.type])
             for value in self._session.get_inputs()
             if value.name.partition(".")[0] in ("key", "value")
         }
 
-    def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> _Output:
+    def forward(
+        self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None,
+        hidden: NDArray[np.float32] | None = None,
+    ) -> _Output:  # fmt: skip
         """Run one pass; see `Engine.forward`.
 
+        Shapes: `hidden` is [B, S, H], of a head.
         Raises: BuildError for a graph that does not run.
         """
         fed = np.asarray(tokens, np.int64)
@@ -318,19 +362,66 @@ class LoweredEngine:
         if self._kv_lengths:
             length = least_length(self._kv_lengths, int(starts.max()) + width)
             feed[KV_LENGTH] = np.zeros(length, np.int64)
+        if hidden is not None:
+            feed[HIDDEN] = hidden
         with _blamed(self._path):
             values = dict(zip(self._names, self._session.run(self._names, feed), strict=True))
         self._caches = {name: values[f"present_{name}"] for name in self._caches}
+        if self.features is not None:
+            for row, at in enumerate(starts.tolist()):
+                self.features[row, at : at + width] = values["feature"][row]
         return _Output(values)
 
     def repeat(self, filled: int) -> None:
         """Fill the KV buffers with copies of their first positions, whatever is there."""
         self._caches = {name: repeated(one, filled) for name, one in self._caches.items()}
 
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first positions of a row's KV buffers to another row's."""
+        for cache in self._caches.values():
+            cache[to, :, :length] = cache[source, :, :length]
+
     def close(self) -> None:
         """Drop the session and the KV buffers."""
         self._caches = {}
         self._session = None
+
+
+class LoweredRows:
+    """A lowered head whose rows are fed together, each what it reads beside its tokens."""
+
+    def __init__(self, engine: LoweredEngine) -> None:
+        self.geometry = engine.geometry
+        self.batch = engine.batch
+        self.max_length = engine.max_length
+        self.max_width = engine.max_width
+        self.close = engine.close
+        self.forward = engine.forward
+        self._engine = engine
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> list[_Output]:
+        """Run one pass; see `PackedEngine.forward_rows`."""
+        rows = [feed.row for feed in feeds]
+        assert rows == [*range(self.batch)], "a check feeds all rows"
+        tokens = np.stack([np.array(feed.tokens, np.int64) for feed in feeds])
+        hidden = np.stack([check_hidden(feed) for feed in feeds])
+        output = self._engine.forward(tokens, [f.start for f in feeds], feeds[0].rows, hidden)
+        return [
+            _Output({name: value[row : row + 1] for name, value in output.values.items()})
+            for row in rows
+        ]
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first positions of a row; see `PackedEngine.copy_row`."""
+        self._engine.copy_row(source, to, length)
+
+
+class LoweredHead(HeadEngine):
+    """A lowered head, all rows in passes of one width."""
+
+    def __init__(self, engine: LoweredEngine, features: NDArray[np.float32]) -> None:
+        super().__init__(LoweredRows(engine), features)
+        self.repeat = engine.repeat
 
 
 @contextmanager

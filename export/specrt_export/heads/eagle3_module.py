@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specrt_export.heads.eagle3_format import Head, HeadConfig
+from specrt_export.heads.head_checkpoint import HeadCheckpoint, HeadSizes
 from specrt_export.safetensors_file import map_array
 
 
@@ -25,7 +26,7 @@ class FeatureProjection(torch.nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         norm = _parts(config).norm
-        read, eps = len(config.inputs) * config.target_width, _config(config).rms_norm_eps
+        read, eps = len(config.inputs) * config.target_width, layer_config(config).rms_norm_eps
         self.fc = torch.nn.Linear(read, config.width, bias=False)
         self.input_norm = norm(read, eps=eps) if config.norm_before_fc else None
         self.fc_norm = (
@@ -55,7 +56,7 @@ class Eagle3Head(torch.nn.Module):
         super().__init__()
         parts = _parts(config)
         self.flags = config
-        self.config = _config(config)
+        self.config = layer_config(config)
         width, eps = config.width, self.config.rms_norm_eps
         self.embed_tokens = torch.nn.Embedding(config.vocabulary, width)
         self.layers = torch.nn.ModuleList(
@@ -106,14 +107,18 @@ class Eagle3Head(torch.nn.Module):
 
 def load_head(head: Head) -> tuple[FeatureProjection, Eagle3Head]:
     """Return the two parts of a head with the weights of its checkpoint, in fp32."""
-    parts = FeatureProjection(head.config), Eagle3Head(head.config)
+    feature, model = FeatureProjection(head.config), Eagle3Head(head.config)
+    load_parts(head, feature, model)
+    return feature.eval(), model.eval()
+
+
+def load_parts(head: HeadCheckpoint, *parts: torch.nn.Module) -> None:
+    """Give the parts of a head the weights of its checkpoint, in fp32."""
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
                 stored = map_array(head.weights[name]).astype(np.float32)
                 parameter.copy_(torch.from_numpy(stored))
-    feature, model = parts
-    return feature.eval(), model.eval()
 
 
 class _Parts:
@@ -128,12 +133,12 @@ class _Parts:
 _NAMES = {"llama": "Llama", "qwen3": "Qwen3"}
 
 
-def _parts(config: HeadConfig) -> _Parts:
+def _parts(config: HeadSizes) -> _Parts:
     kind = str(config.layer["model_type"])
     return _Parts(import_module(f"transformers.models.{kind}.modeling_{kind}"), _NAMES[kind])
 
 
-def _config(config: HeadConfig) -> Any:
+def layer_config(config: HeadSizes) -> Any:
     """Return the configuration of the layers, as transformers has it."""
     from transformers import AutoConfig
 

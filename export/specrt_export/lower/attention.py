@@ -13,6 +13,7 @@ from onnx import helper
 
 from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
+from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.lazy_tensor import in_memory
 from specrt_export.lower.projections import MICROSOFT, find_projection, join_projections
@@ -276,9 +277,11 @@ class _Fusion:
     def _heads(self, name: str, heads: int, turns: bool = True) -> Heads:
         rotary = match_rotary(self.view, name) if turns else None
         tables = self.rotations.tables(rotary) if rotary else None
+        # Written out: a context of no tokens leaves nothing to tell it from.
+        size = heads * self.geometry.head_dim
         if rotary is None or tables is None:
-            return Heads(pack_heads(self.view, self.shapes, name), heads, None)
-        return Heads(pack_heads(self.view, self.shapes, rotary.x), heads, tables)
+            return Heads(pack_heads(self.view, self.shapes, name, size), heads, None)
+        return Heads(pack_heads(self.view, self.shapes, rotary.x, size), heads, tables)
 
     def _rotated(self, heads: Heads) -> Heads:
         """Rotate outside attention, in one node."""
@@ -317,9 +320,9 @@ class _Fusion:
         hand_over(view, self.shapes, geometry.heads, layer.node.output[0], joined)
 
 
-def pack_heads(view: GraphView, shapes: Shapes, name: str) -> str:
+def pack_heads(view: GraphView, shapes: Shapes, name: str, width: int = -1) -> str:
     """Return a value [B, S, H · D] for one [B, H, S, D], undoing a reshape if there is one."""
-    shape = view.add_constant("shape", np.array([0, 0, -1], np.int64))
+    shape = view.add_constant("shape", np.array([0, 0, width], np.int64))
     transpose = view.maker(name, "Transpose")
     if transpose is None or list(transpose.attribute[0].ints) != [0, 2, 1, 3]:
         turned = view.add("Transpose", [name], perm=[0, 2, 1, 3])
@@ -467,10 +470,18 @@ class Rotations:
 
     def tables(self, rotary: Rotary) -> tuple[str, str, int] | None:
         """Return the names of the [max_length, R / 2] tables and R; None where halves differ."""
+        # A block is rotated by the last of the angles of a pass: each by that of its position.
+        rotary = Rotary(rotary.x, self._whole(rotary.cos), self._whole(rotary.sin))
         key = (rotary.cos, rotary.sin)
         if key not in self._tables:
             self._tables[key] = self._make(rotary)
         return self._tables[key]
+
+    def _whole(self, name: str) -> str:
+        """Return the angles of all positions of a pass, given those or some of them."""
+        cut = self.view.maker(name, "Slice")
+        axis = self.view.scalar(cut.input[3]) if cut is not None and len(cut.input) > 3 else None
+        return str(cut.input[0]) if cut is not None and axis == 2 else name
 
     def _make(self, rotary: Rotary) -> tuple[str, str, int] | None:
         whole = tabulate(self.view, rotary, self.max_length)
@@ -494,6 +505,37 @@ def tabulate(view: GraphView, rotary: Rotary, length: int) -> list[NDArray[np.fl
 
     Shapes: returns cos, sin [length, R] f32.
     """
-    feeds = {"input_ids": np.zeros((1, length), np.int64), "start": np.zeros(1, np.int64)}
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": np.zeros((1, length), np.int64),
+        "start": np.zeros(1, np.int64),
+        CONTEXT: np.zeros((1, 0, 1), np.float32),
+    }
     tables = evaluate(view, (rotary.cos, rotary.sin), feeds)
     return [t.reshape(length, t.shape[-1]).astype(np.float32) for t in tables]
+
+
+_LOOK = 3, 5
+"""Positions of a context, and of a block behind it, to look at a mask with."""
+
+
+def sees_ahead(view: GraphView, layer: Layer) -> bool:
+    """Tell whether the first position of a block sees those behind it.
+
+    ```
+    start, input_ids [1, S], context [1, C, .] ─ ... ─ mask [1, 1, S, M] ─ Attention
+    ```
+    """
+    behind, width = _LOOK
+    buffers = [i for i in view.graph.input if i.name.startswith(("key.", "value."))]
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": np.zeros((1, width), np.int64),
+        "start": np.zeros(1, np.int64),
+        CONTEXT: np.zeros((1, behind, 1), np.float32),
+        **{i.name: np.zeros(_sizes(i), np.float32) for i in buffers},
+    }
+    (mask,) = evaluate(view, (layer.node.input[3],), feeds)
+    return bool(mask[0, 0, 0, behind + 1] == 0)
+
+
+def _sizes(value: onnx.ValueInfoProto) -> list[int]:
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]

@@ -330,8 +330,9 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
 
 
 _BY_ROW = (
-    "input_ids", "start", "hidden", "logits", "argmax", "feature", "state",
-    "input_features", "length", "source_length", "cross_key", "cross_value",
+    "input_ids", "start", "hidden", "context", "previous", "logits", "argmax", "feature", "state",
+    "confidence", "markov", "markov_confidence", "input_features", "length", "source_length",
+    "cross_key", "cross_value",
 )  # fmt: skip
 
 

@@ -10,8 +10,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from specrt.errors import BuildError
+from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
-from specrt_export.lower.attention import Layer, Rotary, tabulate
+from specrt_export.lower.attention import Layer, Rotary, sees_ahead, tabulate
 from specrt_export.lower.cross_attention import (
     CROSS,
     LENGTHS,
@@ -26,7 +27,7 @@ from specrt_export.lower.lazy_tensor import (
     smallest_format,
     stored_as,
 )
-from specrt_export.lower.logits import add_scores
+from specrt_export.lower.logits import CONFIDENCE, add_scores
 from specrt_export.lower.norm import SKIP
 from specrt_export.lower.ort_lowering import (
     OrtTarget,
@@ -75,7 +76,8 @@ def lower_cpu(
     counts["gate_up"] = fuse_gates(view)
     _score_alone(view)
     fuse_the_rest(view, counts, biases=False)
-    add_scores(view, target.confidence)
+    has_own = CONFIDENCE in view.outputs
+    add_scores(view, target.confidence and not has_own)
     _pack(view, target)
     return emit(view, counts)
 
@@ -98,6 +100,7 @@ class Attention:
         self._geometry = target.geometry
         self._length = target.max_length
         self._biases: dict[tuple[str, int], str] = {}
+        self._has_blocks = any(i.name == CONTEXT for i in view.graph.input)
 
     def rotates(self, angles: int) -> bool:
         """See `FusedKernel`: it takes any."""
@@ -106,9 +109,11 @@ class Attention:
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """See `FusedKernel`; a window of 0 is none."""
         geometry = self._geometry
+        ahead = self._has_blocks and sees_ahead(self._view, layer)
         return {
             "head_size": geometry.head_dim,
             "local_window_size": geometry.windows[layer.index],
+            **({"bidirectional": 1} if ahead else {}),
         }
 
     def lengths(self) -> list[str]:
@@ -117,6 +122,8 @@ class Attention:
 
     def biases(self, layer: Layer) -> str:
         """See `FusedKernel`: what the layer's mask has where a key is seen, by its distance."""
+        if self._has_blocks:
+            return ""  # their masks say what is seen, and no more
         mask, window = layer.node.input[3], self._geometry.windows[layer.index]
         if (mask, window) not in self._biases:
             table = bias_by_distance(self._view, mask, self._geometry, window, self._length)
@@ -206,7 +213,9 @@ def _score_alone(view: GraphView) -> None:
     last, rows = gathers[0].input
 
     def tokens(node: onnx.NodeProto) -> list[str]:
-        return [name for name in node.input if view.depends_on(name, ["input_ids", HIDDEN])]
+        return [
+            name for name in node.input if view.depends_on(name, ["input_ids", HIDDEN, CONTEXT])
+        ]
 
     def has_tokens(name: str) -> bool:
         dims = shapes.dims(name)

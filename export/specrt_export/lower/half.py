@@ -43,6 +43,9 @@ _HALF = frozenset((
 """Operators whose kernels take half precision and sum, where they sum, in fp32. What is not named
 here (powers, means, exponentials) is computed in fp32 between two casts."""
 
+STATES = ("feature", "state")
+"""Outputs that a target leaves for a head, and a head for its next pass; `hidden` is read so."""
+
 _PROJECTIONS = ("FusedMatMul", "MatMul", "MatMulNBits")
 
 
@@ -57,10 +60,12 @@ def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
       =>  x/half ─ Projection ─ Cast fp32 ─ (softcap ─) logits ─ TopK ─ argmax
     ```
     KV inputs and outputs are of the half type; logits, argmax and confidence stay what they were.
+    So does what a target and its head hand over: one may compute in another type than the other.
     `exact` are values that are computed in fp32 all the same; so are angles, up to their cosines
     and sines: fp16 holds whole positions up to 2048, bf16 up to 256.
     """
     _widen_scores(view)
+    _widen_states(view)
     _Halving(view, TYPES[kind], exact).run()
 
 
@@ -69,6 +74,13 @@ def _widen_scores(view: GraphView) -> None:
     head = _head(view)
     output = view.add(head.op_type, head.input, domain=head.domain, **view.attributes(head))
     view.add("Cast", [output], outputs=[head.output[0]], to=_FLOAT)
+    view.tidy()
+
+
+def _widen_states(view: GraphView) -> None:
+    """Put a cast to fp32 behind what is computed for each position, where it is an output."""
+    for name in sorted(view.outputs & set(STATES)):
+        view.add("Cast", [view.rename(name)], outputs=[name], to=_FLOAT)
     view.tidy()
 
 

@@ -101,7 +101,7 @@ CANDIDATES = ("candidates.values", "candidates.ids")
 _INT64, _FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 
 
-def add_argmax(view: GraphView, vocabulary: int) -> None:
+def add_argmax(view: GraphView, scored: int) -> None:
     """Say the first index of the largest logit, -1 where one is NaN or the largest infinite.
 
     ```
@@ -109,21 +109,25 @@ def add_argmax(view: GraphView, vocabulary: int) -> None:
             │             └─ IsInf ─┐                                       Where(-1) ─ argmax
             └─ ReduceSum ─── IsNaN ─ Or ────────────────────────────────────┘
     ```
+    Of a draft that has `scored` entries of the vocabulary, Where(scored) ─ Gather(ids) ─ argmax:
+    behind the ids there is one for no number, and no place is below 0.
     TopK or ArgMax take three kernels where this takes one, and which of equal scores they give is
     theirs to choose.
     """
     axis = view.add_constant("axis", np.array([-1], np.int64))
     largest = view.add("ReduceMax", ["logits", axis], keepdims=1)
-    place = view.add_constant("places", np.arange(vocabulary, dtype=np.int32))
-    beyond = view.add_constant("beyond", np.array(vocabulary, np.int32))
+    place = view.add_constant("places", np.arange(scored, dtype=np.int32))
+    beyond = view.add_constant("beyond", np.array(scored, np.int32))
     at = view.add("Where", [view.add("Equal", ["logits", largest]), place, beyond])
     first = view.add("ReduceMin", [at, axis], keepdims=0)
     total = view.add("ReduceSum", ["logits", axis], keepdims=0)
     endless = view.add("IsInf", [view.add("Squeeze", [largest, axis])])
     broken = view.add("Or", [view.add("IsNaN", [total]), endless])
-    nothing = view.add_constant("nothing", np.array(-1, np.int64))
+    mapped = view.maker("argmax", "Gather")
+    nothing = view.add_constant("nothing", np.array(-1 if mapped is None else scored, np.int64))
     index = view.add("Cast", [first], to=_INT64)
-    view.add("Where", [broken, nothing, index], outputs=["argmax"])
+    best = "argmax" if mapped is None else mapped.input[1]
+    view.add("Where", [broken, nothing, index], outputs=[best])
     view.tidy()
 
 

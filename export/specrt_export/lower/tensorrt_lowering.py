@@ -188,12 +188,18 @@ def _guard_tokens(view: GraphView) -> None:
 
 
 def _score(view: GraphView, target: TensorRtTarget) -> None:
-    vocabulary = target.geometry.vocab_size
-    add_argmax(view, vocabulary)
+    scored = _entries(view)
+    add_argmax(view, scored)
     if target.confidence:
         add_confidence(view)
     if target.candidates:
-        cut_candidates(view, min(target.candidates, vocabulary))
+        cut_candidates(view, min(target.candidates, scored))
+
+
+def _entries(view: GraphView) -> int:
+    """Return how many entries of the vocabulary are scored."""
+    logits = next(o for o in view.graph.output if o.name == "logits")
+    return int(logits.type.tensor_type.shape.dim[-1].dim_value)
 
 
 def _soften_masks(view: GraphView, compute: str) -> None:

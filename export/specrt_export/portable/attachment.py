@@ -20,6 +20,7 @@ from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.graph import (
     ATTACHED,
     CODED,
+    MODEL_TYPE,
     OPTIONAL,
     PART,
     PARTS,
@@ -67,22 +68,42 @@ def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -
     Raises: ExportError if the graph has its weights already, CheckpointError if they do not fit.
     """
     model = onnx.load(graph, load_external_data=False)
-    attached = facts_of(model).get(ATTACHED)
+    facts = facts_of(model)
+    attached = facts.get(ATTACHED)
     if attached != "false":
         raise ExportError(
             f"{graph} is not a graph without weights (its {ATTACHED} is {attached!r}); export one "
             "with --config-only"
         )
+    place, beside = out or graph, {}
+    if SOURCE in facts and PART not in facts:
+        beside = {part: path for part in PARTS if (path := part_path(graph, part)).is_file()}
+        _check_conditioned(graph, facts, beside, checkpoint)
     attach(model, checkpoint)
-    place = out or graph
     parts = [
-        attach_graph(part_path(graph, part), checkpoint, part_path(place, part))
-        for part in PARTS
-        if SOURCE in facts_of(model)
-        and PART not in facts_of(model)
-        and part_path(graph, part).is_file()
+        attach_graph(path, checkpoint, part_path(place, part)) for part, path in beside.items()
     ]
     return replace(save_graph(model, place), parts=tuple(parts))
+
+
+def _check_conditioned(
+    graph: Path, facts: Mapping[str, str], beside: Mapping[str, Path], checkpoint: Checkpoint
+) -> None:
+    """Refuse the graphs of an encoder-decoder that are not whole, or of another type of model.
+
+    Raises: ExportError, CheckpointError.
+    """
+    if "cross" not in beside:
+        raise ExportError(
+            f"{graph} is the decoder of an encoder-decoder, and there is no "
+            f"{part_path(graph, 'cross').name} beside it; export both again with --config-only"
+        )
+    kind, held = facts.get(MODEL_TYPE), checkpoint.config.get("model_type")
+    if kind != held:
+        raise CheckpointError(
+            f"{graph} is the graph of a model of type {kind}, and {checkpoint.origin} is of type "
+            f"{held}; give it the checkpoint whose config.json it was exported from"
+        )
 
 
 def save_graph(model: onnx.ModelProto, out: Path) -> ExportedGraph:

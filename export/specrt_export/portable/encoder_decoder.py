@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.initialization import no_init_weights
+from transformers.modeling_outputs import BaseModelOutput
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
@@ -34,7 +35,7 @@ from specrt_export.portable.trace import (
     ROWS,
     WIDTH,
     Traced,
-    best,
+    best_ids,
     build,
     contract,
     faked,
@@ -299,7 +300,12 @@ def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGe
 
     Raises: ExportError if its layers do not all keep keys and values of one shape.
     """
-    sizes, config = normalized(model.config), model.config
+    sizes, config, speech = normalized(model.config), model.config, task.name == SPEECH
+    if speech and not hasattr(config, "num_mel_bins"):
+        raise ExportError(
+            f"{config.model_type} reads speech otherwise than as log-mel features; expected "
+            "num_mel_bins in its config.json. Export a Whisper model"
+        )
     layers, width = int(sizes.num_layers), int(sizes.hidden_size)
     probe, cross = Probe(layers, WIDTH), CrossProbe()
     positions = torch.arange(WIDTH).unsqueeze(0)
@@ -321,7 +327,7 @@ def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGe
             f"{sorted(other)} of a source); the portable graph needs one for all layers"
         )
     (_, kv_heads, _, head_dim), (_, heads, _, cross_dim) = own.pop(), other.pop()
-    encoder, decoder, speech = model.get_encoder(), model.get_decoder(), task.name == SPEECH
+    encoder, decoder = model.get_encoder(), model.get_decoder()
     source = SourceGeometry(
         max_source=table_size(encoder),
         width=width,
@@ -352,7 +358,7 @@ def _frames(encoder: Any) -> int:
 def _run(model: Any, tokens: Tensor, hidden: Tensor, cache: _Cache) -> Any:
     return model(
         decoder_input_ids=tokens,
-        encoder_outputs=(hidden,),
+        encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
         past_key_values=cache,
         use_cache=True,
     )
@@ -383,7 +389,7 @@ class ConditionedDecoder(torch.nn.Module):
         hidden = torch.zeros(input_ids.shape[0], keys[0].shape[2], 1)
         with rows_only(self.model, rows):
             logits = _run(self.model, input_ids, hidden, conditioned(buffers, cross)).logits
-        return logits, best(self.model, logits, False), buffers.pairs
+        return logits, best_ids(self.model, logits, False), buffers.pairs
 
 
 class CrossProjections(torch.nn.Module):

@@ -20,11 +20,12 @@ from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.heads.eagle3_format import Head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.encoder_decoder import trace_encoder_decoder
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, PART, part_path
-from specrt_export.portable.trace import Traced, quiet, trace, trace_head
+from specrt_export.portable.trace import Traced, quiet, trace
 from specrt_export.scored_entries import model_entries
 from specrt_export.task import classes_for, task_of
 
@@ -45,6 +46,11 @@ RECURRENT_TYPES = frozenset((
 # fmt: on
 ALIBI_TYPES = frozenset(("bloom", "mpt"))
 
+BLOCK_SPARSE = "block_sparse"
+
+DEFAULT_ATTENTION = {"bigbird_pegasus": BLOCK_SPARSE}
+"""What the attention_type of a config is that leaves it out."""
+
 INSTEAD = "Export a decoder whose layers all use softmax attention over a KV cache"
 
 
@@ -56,7 +62,7 @@ def check_support(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ExportError("config.json has no model_type; expected one that transformers knows")
-    for find in (_layers, _experts, _positions, _known, _interface):
+    for find in (_layers, _experts, _positions, _known, _interface, _blocks):
         reason = find(kind, config)
         if reason:
             raise ExportError(f"{kind} cannot be exported: {reason}")
@@ -70,6 +76,11 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
         return (
             f"it has layers with a recurrent state{named}, which cannot be rolled back when a "
             f"drafted token is rejected. {INSTEAD}"
+        )
+    if isinstance(config.get("decoder"), Mapping):
+        return (
+            "its encoder and its decoder have a config each. Export an encoder-decoder that has "
+            "one, such as T5, BART, Marian or Whisper"
         )
     if "text_config" in config:
         return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
@@ -148,6 +159,17 @@ def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
         return (
             f"transformers' {model.__name__} computes attention itself, not through the "
             f"attention interface that the exporter replaces. {INSTEAD}"
+        )
+    return None
+
+
+def _blocks(kind: str, config: Mapping[str, Any]) -> str | None:
+    # Seen in its config alone: such an encoder attends to all of a source that is short.
+    if config.get("attention_type", DEFAULT_ATTENTION.get(kind)) == BLOCK_SPARSE:
+        return (
+            "its encoder attends to blocks of a long source, and to all of a short one "
+            f'(attention_type is {BLOCK_SPARSE!r}). Set it to "original_full" in config.json, or '
+            "export another model"
         )
     return None
 
@@ -267,7 +289,7 @@ def export_graph(
     checkpoint: Checkpoint,
     out: Path,
     *,
-    head: Head | None = None,
+    head: HeadCheckpoint | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ExportedGraph:
     """Write the portable graph of a checkpoint to `out`, replacing what is there.
@@ -291,11 +313,14 @@ def export_graph(
     return replace(_finish(decoder, checkpoint, out, tell), parts=tuple(parts))
 
 
-def export_head(head: Head, checkpoint: Checkpoint, out: Path, positions: int) -> ExportedGraph:
+def export_head(
+    head: HeadCheckpoint, checkpoint: Checkpoint, out: Path, positions: int
+) -> ExportedGraph:
     """Write the portable graph of a head, whose weights `checkpoint` has, to `out`.
 
     Raises: ExportError if it cannot be exported, CheckpointError if its weights do not fit.
     """
+    trace_head = HEAD_FORMATS[head.KIND].part("trace")
     return _finish(trace_head(head, positions), checkpoint, out, lambda stage: None)
 
 

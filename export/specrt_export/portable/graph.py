@@ -18,6 +18,8 @@ from specrt.engine.ort import silent_options
 from specrt.errors import BuildError, CheckpointError, ExportError
 from specrt.records import read
 from specrt_export.checkpoint import Checkpoint
+from specrt_export.heads.dflash_format import CONTEXT
+from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.portable.external_data import (
     MappedWeight,
     external_tensors,
@@ -166,6 +168,14 @@ def geometry_of(model: onnx.ModelProto) -> Geometry:
         raise ExportError(
             f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
         ) from error
+
+
+def feature_width(model: onnx.ModelProto) -> int:
+    """Return the width of what a graph leaves for a head, or reads as one; 0 of others."""
+    values = [o for o in model.graph.output if o.name == "feature"]
+    values += [i for i in model.graph.input if i.name in (HIDDEN, CONTEXT)]
+    widths = [int(value.type.tensor_type.shape.dim[-1].dim_value) for value in values]
+    return max(widths, default=0)
 
 
 def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
@@ -370,9 +380,9 @@ class GraphRun:
 
     def outputs(
         self, wanted: Sequence[str], tokens: Tokens, start: Sequence[int], rows: Sequence[int],
-        hidden: NDArray[np.float32] | None = None,
+        **beside: NDArray[Any] | None,
     ) -> list[Any]:  # fmt: skip
-        """Feed tokens, and `hidden` [B, S, H] to a head; return outputs by name."""
+        """Feed tokens, and what a head reads `beside`, by its input; return outputs by name."""
         feed = {
             "input_ids": tokens,
             "start": np.array(start, np.int64),
@@ -380,8 +390,7 @@ class GraphRun:
             **self._conditions,
             **self._buffers,
         }
-        if hidden is not None:
-            feed["hidden"] = hidden
+        feed |= {name: value for name, value in beside.items() if value is not None}
         found = self._session.run([*wanted, *(f"present_{n}" for n in self._buffers)], feed)
         self._buffers = dict(zip(self._buffers, found[len(wanted) :], strict=True))
         return list(found[: len(wanted)])

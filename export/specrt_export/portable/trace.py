@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -24,9 +24,10 @@ from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
-from specrt_export.heads.eagle3_format import HIDDEN, KIND, Head
-from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
+from specrt_export.task import normalized
 
 # Example sizes, all different, so that no two symbols can be taken for one.
 BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
@@ -47,7 +48,7 @@ class Traced:
     """The names of the graph contract, in order."""
     outputs: tuple[str, ...]
     facts: dict[str, str] = field(default_factory=dict)
-    """What an encoder-decoder's graph says of itself besides."""
+    """What a graph says of itself besides."""
     optional: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     """What a weight is where a checkpoint does not hold it."""
 
@@ -62,7 +63,7 @@ def contract(
 
 
 def trace(
-    folder: Path, head: Head | None = None, entries: NDArray[np.int64] | None = None
+    folder: Path, head: HeadCheckpoint | None = None, entries: NDArray[np.int64] | None = None
 ) -> Traced:
     """Trace the model that `folder`'s config.json describes, with the feature that `head` reads.
 
@@ -70,14 +71,6 @@ def trace(
     Raises: ExportError if the model does not fit the graph contract, or does not trace.
     """
     return traced(folder, lambda: _trace(folder, head, entries))
-
-
-def trace_head(head: Head, positions: int) -> Traced:
-    """Trace a head, for texts of up to so many positions.
-
-    Raises: ExportError if it does not trace.
-    """
-    return traced(head.checkpoint.folder, lambda: _trace_head(head, positions))
 
 
 T = TypeVar("T")
@@ -101,14 +94,14 @@ def traced(folder: Path, trace: Callable[[], T]) -> T:
         ) from error
 
 
-def _trace(folder: Path, head: Head | None, entries: NDArray[np.int64] | None) -> Traced:
+def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64] | None) -> Traced:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         model, buffers = build(folder, mode)
         if entries is not None:
             with faked(mode):
                 project_on(model, len(entries))
-            buffers["entries"] = _looked_up(entries)
+            buffers["entries"] = looked_up(entries)
             model.register_buffer("entries", mode.from_tensor(buffers["entries"]))
         names = stored_names(model)
         model.config._attn_implementation = name
@@ -118,45 +111,15 @@ def _trace(folder: Path, head: Head | None, entries: NDArray[np.int64] | None) -
         feature = None
         if head is not None:
             with faked(mode):
-                feature = FeatureProjection(head.config)
+                feature = HEAD_FORMATS[head.KIND].part("feature")(head.config)
             names |= {f"feature.{n}": n for n, _ in feature.named_parameters()}
         with mode:
             inputs = head.config.inputs if head else ()
             decoder = Decoder(model, hook, feature, inputs, maps=entries is not None).eval()
-            graph = _export(decoder, geometry)
+            graph = export_module(decoder, geometry)
     fill(graph, names, buffers)
     names_of = contract(geometry.layers, makes=("feature",) if head is not None else ())
     return Traced(graph, geometry, str(model.config.model_type), *names_of)
-
-
-def _trace_head(head: Head, positions: int) -> Traced:
-    mode, hook, config = FakeTensorMode(), Hook(), head.config
-    with quiet(), installed(hook) as name:
-        with faked(mode):
-            model: Any = Eagle3Head(config)
-        entries = torch.empty(0, dtype=torch.int64)
-        if head.entries is not None:
-            entries = _looked_up(head.entries)
-        model.register_buffer("entries", entries)
-        buffers = take_buffers(model, mode)
-        names = {n: n for n, _ in model.named_parameters()}
-        model.config._attn_implementation = name
-        sizes = model.config
-        geometry = Geometry(
-            layers=config.layers,
-            heads=sizes.num_attention_heads,
-            kv_heads=sizes.num_key_value_heads,
-            head_dim=model.layers[0].self_attn.head_dim,
-            vocab_size=config.vocabulary,
-            max_positions=positions,
-            windows=(0,) * config.layers,
-        )
-        with mode:
-            graph = _export(DraftHead(model, hook, head.entries is not None).eval(), geometry)
-    fill(graph, names, buffers)
-    return Traced(
-        graph, geometry, KIND, *contract(config.layers, reads=(HIDDEN,), makes=("state",))
-    )
 
 
 def causal(_: str) -> Any:
@@ -274,7 +237,8 @@ def measure(model: Any, hook: Hook) -> Geometry:
     Raises: ExportError if its layers do not all keep keys and values of one shape.
     """
     config = model.config
-    probe = Probe(config.num_hidden_layers, WIDTH)
+    layers = int(normalized(config).num_layers)
+    probe = Probe(layers, WIDTH)
     positions = torch.arange(WIDTH).unsqueeze(0)
     hook.begin(positions)
     model(
@@ -283,7 +247,6 @@ def measure(model: Any, hook: Hook) -> Geometry:
         past_key_values=probe,
         use_cache=True,
     )
-    layers = config.num_hidden_layers
     shapes = {shape for pair in probe.shapes.values() for shape in pair}
     if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
         raise ExportError(
@@ -314,7 +277,7 @@ class Decoder(torch.nn.Module):
     """
 
     def __init__(
-        self, model: Any, hook: Hook, feature: FeatureProjection | None = None,
+        self, model: Any, hook: Hook, feature: torch.nn.Module | None = None,
         inputs: Sequence[int] = (), *, maps: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -353,47 +316,15 @@ class Decoder(torch.nn.Module):
                 use_cache=True,
             ).logits
         # Told here, where the row was just made: a device would have to read every logit again.
-        return logits, best(self.model, logits, self.maps), buffers.pairs
+        return logits, best_ids(self.model, logits, self.maps), buffers.pairs
 
 
-class DraftHead(torch.nn.Module):
-    """The graph contract of a head: the same, with a feature or an earlier state beside tokens."""
-
-    def __init__(self, model: Any, hook: Hook, maps: bool) -> None:
-        super().__init__()
-        self.model = model
-        self.hook = hook
-        self.maps = maps
-
-    def forward(
-        self, input_ids: Tensor, start: Tensor, rows: Tensor, hidden: Tensor,
-        pairs: list[tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:  # fmt: skip
-        """Run the head at positions start .. start + S.
-
-        Shapes: input_ids [B, S], start [B], rows [R], hidden [B, S, H], pairs of [B, Hkv, M, D];
-        returns logits [B, R, entries], their argmax [B, R] as the target's ids (-1 for a row with
-        a NaN), the states [B, R, H] that the next token is paired with, and the pairs as written.
-        """
-        from transformers.masking_utils import causal_mask_function
-
-        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
-        buffers = Buffers(pairs, start)
-        self.hook.begin(positions)
-        mask = self.hook.mask(buffers.length, cast(Any, causal_mask_function))
-        embeds = self.model.embed_tokens(input_ids)
-        states = self.model(embeds, hidden, positions, mask, buffers).index_select(1, rows)
-        logits = self.model.logits(states)
-        argmax = best(self.model, logits, self.maps)
-        return logits, argmax, self.model.fed_back(states), buffers.pairs
-
-
-def _looked_up(entries: NDArray[np.int64]) -> Tensor:
+def looked_up(entries: NDArray[np.int64]) -> Tensor:
     """Return the ids of entries, and for NO_NUMBER, which is looked up as the last, itself."""
     return torch.tensor([*entries.tolist(), NO_NUMBER])
 
 
-def best(model: Any, logits: Tensor, maps: bool) -> Tensor:
+def best_ids(model: Any, logits: Tensor, maps: bool) -> Tensor:
     """Return the ids [B, R] of the largest logits, -1 for a row with a NaN.
 
     Of a model that `maps` they are looked up among its `entries`.
@@ -468,7 +399,13 @@ def rows_only(model: Any, rows: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _export(decoder: Decoder | DraftHead, geometry: Geometry) -> ir.Model:
+def export_module(
+    module: torch.nn.Module, geometry: Geometry, beside: Sequence[tuple[Tensor, str]] = ()
+) -> ir.Model:
+    """Trace a module of the graph contract.
+
+    `beside` are examples [B, ., H] of what else it reads, and the name of their second dimension.
+    """
     batch, width, length, rows = (torch.export.Dim(name) for name in "BSMR")
     shape = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
     pairs = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(geometry.layers)]
@@ -477,12 +414,13 @@ def _export(decoder: Decoder | DraftHead, geometry: Geometry) -> ir.Model:
         torch.zeros(BATCH, WIDTH, dtype=torch.int64),
         torch.zeros(BATCH, dtype=torch.int64),
         torch.zeros(ROWS, dtype=torch.int64),
+        *(example for example, _ in beside),
     )
-    shapes: tuple[Any, ...] = ({0: batch, 1: width}, {0: batch}, {0: rows})
-    if isinstance(decoder, DraftHead):
-        hidden = torch.zeros(BATCH, WIDTH, decoder.model.flags.width)
-        inputs, shapes = (*inputs, hidden), (*shapes, {0: batch, 1: width})
-    return graph_of(decoder, (*inputs, pairs), (*shapes, [(kv, kv)] * len(pairs)))
+    named = [width if name == "S" else torch.export.Dim(name) for _, name in beside]
+    shapes: tuple[Any, ...] = (
+        {0: batch, 1: width}, {0: batch}, {0: rows}, *({0: batch, 1: dim} for dim in named),
+    )  # fmt: skip
+    return graph_of(module, (*inputs, pairs), (*shapes, [(kv, kv)] * len(pairs)))
 
 
 def graph_of(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> ir.Model:

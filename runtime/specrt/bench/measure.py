@@ -21,6 +21,7 @@ from specrt.engine.protocol import (
     FusedRounds,
     Output,
     PackedEngine,
+    RowsEngine,
 )
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -198,13 +199,14 @@ class TimedEngine:
         self._engine.close()
 
 
-class TimedPacked(TimedEngine):
-    """The same of an engine that packs rows."""
+class TimedRows(TimedEngine):
+    """The same of an engine that is fed rows, and copies them where that one does."""
 
-    def __init__(self, engine: PackedEngine) -> None:
+    def __init__(self, engine: Engine, rows: RowsEngine) -> None:
         super().__init__(engine)
-        self._forward_rows = engine.forward_rows
-        self.copy_row = engine.copy_row
+        self._forward_rows = rows.forward_rows
+        if isinstance(engine, PackedEngine):
+            self.copy_row = engine.copy_row
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """Run one pass and count its time."""
@@ -214,11 +216,11 @@ class TimedPacked(TimedEngine):
         return outputs
 
 
-class TimedConditioned(TimedPacked):
+class TimedConditioned(TimedRows):
     """The same of the decoder of an encoder-decoder, whose encoder's time is not counted."""
 
     def __init__(self, engine: ConditionedEngine) -> None:
-        super().__init__(engine)
+        super().__init__(engine, engine)
         self.max_source = engine.max_source
         self.condition = engine.condition
 
@@ -227,7 +229,7 @@ def timed(engine: Engine) -> TimedEngine:
     """Return an engine that times its passes."""
     if isinstance(engine, ConditionedEngine):
         return TimedConditioned(engine)
-    return TimedPacked(engine) if isinstance(engine, PackedEngine) else TimedEngine(engine)
+    return TimedRows(engine, engine) if isinstance(engine, RowsEngine) else TimedEngine(engine)
 
 
 class TimedRounds:

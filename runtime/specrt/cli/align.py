@@ -14,13 +14,12 @@ import click
 from specrt.bundle import BUILD_ROOT, FILE_NAME, Bundle
 from specrt.cli.options import progress, table
 from specrt.errors import BuildError, how_to_install
-from specrt.speculation.costs import Costs
 from specrt.system.doctor import check_exporter
 from specrt.tuning.tuning_record import read_tuning
 
 if TYPE_CHECKING:
     from specrt_export.align.alignment import Outcome
-    from specrt_export.align.prediction import Prediction
+    from specrt_export.align.prediction import MeasuredCosts, Prediction
     from specrt_export.recipe import Recipe
 
 SLOWER = 1
@@ -52,6 +51,10 @@ _LEAST_ENTRIES = 16
 @click.option("--reads", metavar="N,N,N",
               help="With --kind head: the target's layers whose inputs a new head reads.  "
               "[default: an early, a middle and a late one]")  # fmt: skip
+@click.option("--drafter", type=click.Choice(("model", "cascade")), default="model",
+              show_default=True,
+              help="What the draft is for: model, to draft every round; cascade, to draft what "
+              "lookup leaves. It is trained and judged for that.")  # fmt: skip
 @click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True,
               help="How long to train; 0 trains nothing.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1),
@@ -71,6 +74,7 @@ def command(
     entries: str | None,
     depth: int | None,
     reads: str | None,
+    drafter: str,
     minutes: float,
     steps: int | None,
     loss: str,
@@ -98,7 +102,9 @@ def command(
         plan = read_recipe(recipe)
         costs, whose = _costs(plan, bundle)
         training = TrainingOptions(loss, minutes, steps or 0, learning_rate, seed=seed)
-        options = AlignmentOptions(kind, depth or 0, read, kept, training)
+        options = AlignmentOptions(kind, depth or 0, read, kept,
+            drafter, training,
+        )  # fmt: skip
         alignment = Alignment(plan, traces, options, costs, out.with_name(f"{out.name}.state"))
         index = alignment.index
         print(
@@ -174,7 +180,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _costs(plan: Recipe, named: Path | None) -> tuple[Costs | None, str]:
+def _costs(plan: Recipe, named: Path | None) -> tuple[MeasuredCosts | None, str]:
     """Return what passes cost here, and whose they are.
 
     Raises: BundleError, BuildError for a bundle that was named and tells none.
@@ -189,7 +195,10 @@ def _costs(plan: Recipe, named: Path | None) -> tuple[Costs | None, str]:
         if named is not None:
             raise BuildError(reason)
         return None, f"steps of the target ({reason})"
-    return tuning.costs, f"tokens/s, by the costs of {place}"
+    from specrt_export.align.prediction import MeasuredCosts
+
+    weights = bundle.manifest.target.parameters
+    return MeasuredCosts(tuning.costs, weights), f"tokens/s, by the costs of {place}"
 
 
 def _show(outcome: Outcome, whose: str) -> None:

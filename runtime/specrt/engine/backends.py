@@ -91,6 +91,8 @@ class Backend:
     """Opens encoder-decoders; None where it runs none."""
     heads: bool = False
     """Whether it runs heads, and drafts that score some entries of the vocabulary only."""
+    blocks: bool = False
+    """Whether it runs heads that draft a block in one pass."""
     exact: bool = False
     """Whether a row has the same bits at every width, so that output is that of plain decoding."""
 
@@ -189,17 +191,17 @@ def _open_ort_cpu(
 ) -> Engine:  # fmt: skip
     from specrt.engine.head_engine import HeadEngine
     from specrt.engine.ort import OrtEngine, open_session, widths
+    from specrt.engine.ort_block import OrtBlockEngine
     from specrt.engine.ort_contrib import ContribEngine
 
     session, weights = open_session(path, files, threads)
+    sizes = {"batch": batch, "max_length": max_length, "max_width": max_width}
+    inputs = widths(session.get_inputs())
     # Graphs of the kernels take the tokens of all rows, and which row each is of.
-    packs = any(i.name == "slots" for i in session.get_inputs())
-    engine = (OrtEngine if packs else ContribEngine)(
-        session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
-    )
-    read = widths(session.get_inputs()).get("hidden")
+    make = OrtEngine if "slots" in inputs else ContribEngine
+    read = inputs.get("hidden", inputs.get("context"))
     if read is None:
-        return engine
+        return make(session, weights, geometry, **sizes)
     features = getattr(beside, "features", None)
     if features is None or features.shape[-1] != read:
         left = "no features" if features is None else f"features of width {features.shape[-1]}"
@@ -207,7 +209,9 @@ def _open_ort_cpu(
             f"{path} is a head that reads features of width {read}, and its target leaves {left} "
             "here; build both in one bundle of `ort-cpu`"
         )
-    return HeadEngine(engine, features)
+    if "context" in inputs:
+        return OrtBlockEngine(session, weights, geometry, features, **sizes)
+    return HeadEngine(make(session, weights, geometry, **sizes), features)
 
 
 def _open_ort_cpu_encoder_decoder(
@@ -308,11 +312,13 @@ def _tensorrt(name: str) -> Backend:
         max_length: int, max_width: int, beside: Engine | None, **_: Any,
     ) -> Engine:  # fmt: skip
         from specrt.engine.tensorrt.engine import open_tensorrt
+        from specrt.engine.tensorrt.head import beside_target
 
-        return open_tensorrt(
+        engine = open_tensorrt(
             path, geometry, files=files, backend=name, batch=batch, max_length=max_length,
             max_width=max_width, beside=beside,
         )  # fmt: skip
+        return beside_target(engine, beside)
 
     def library() -> str:
         from specrt.engine.tensorrt.library import open_library
@@ -344,7 +350,7 @@ def _tensorrt(name: str) -> Backend:
 
     return Backend(
         open_plan, library, missing, missing_to_build=missing_to_build, facts=facts,
-        fused_rounds=rounds,
+        fused_rounds=rounds, heads=True,
     )  # fmt: skip
 
 
@@ -357,7 +363,7 @@ BACKENDS: dict[str, Backend] = {
     "ort-cpu": Backend(
         _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
         notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
-        open_encoder_decoder=_open_ort_cpu_encoder_decoder, heads=True, exact=True,
+        open_encoder_decoder=_open_ort_cpu_encoder_decoder, heads=True, blocks=True, exact=True,
     ),
 }  # fmt: skip
 """By the names that manifests and recipes use, the fastest first."""

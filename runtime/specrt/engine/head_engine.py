@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.engine.protocol import Feed, Output, PackedEngine
+from specrt.engine.protocol import (
+    CudaGraphs,
+    Engine,
+    Feed,
+    Output,
+    PackedEngine,
+    RowsEngine,
+    block_of,
+    cuda_graphs,
+)
 from specrt.errors import EngineError
 
 
@@ -44,16 +53,7 @@ class HeadEngine:
 
         Raises: EngineError on an engine of several rows, which `forward_rows` serves.
         """
-        fed = np.asarray(tokens, np.int64)
-        if self.batch != 1 or fed.ndim != 2 or len(fed) != 1:
-            raise EngineError(
-                f"tokens of shape {list(fed.shape)} were fed to a head of {self.batch} rows; "
-                "expected [1, width] on one row, and forward_rows on several"
-            )
-        own = fed[0].tolist()
-        return self.forward_rows((Feed(0, own, int(np.asarray(start).item()), rows or len(own)),))[
-            0
-        ]
+        return self.forward_rows((feed_of(self, tokens, start, rows),))[0]
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
@@ -63,23 +63,47 @@ class HeadEngine:
         return outputs
 
     def _paired(self, feed: Feed) -> Feed:
-        row, tokens, start = feed.row, feed.tokens, feed.start
-        if feed.recursive:
-            if len(tokens) != 1:
-                raise EngineError(f"a recursive feed has {len(tokens)} tokens; expected 1")
-            return feed._replace(start=start - 1, hidden=self._states[row])
-        if start == 0 and len(tokens) > 1:
-            tokens, start = tokens[1:], 1
-        # A first token that comes alone stands where the second one will, until that is fed.
-        first = max(0, start - 1)
-        hidden = self.features[row, first : first + len(tokens)]
-        return feed._replace(
-            tokens=tokens, start=first, rows=min(feed.rows, len(tokens)), hidden=hidden
-        )
+        pair = paired(feed)
+        if pair.recursive:
+            return pair._replace(hidden=self._states[pair.row])
+        end = pair.start + len(pair.tokens)
+        return pair._replace(hidden=self.features[pair.row, pair.start : end])
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy what was fed of the first `length` tokens to another row."""
         self._engine.copy_row(source, to, max(0, length - 1))
+
+
+def paired(feed: Feed) -> Feed:
+    """Return a feed of tokens as one of their pairs, at the positions of a head's KV buffers.
+
+    Raises: EngineError for a recursive feed of several tokens.
+    """
+    tokens, start = feed.tokens, feed.start
+    if feed.recursive:
+        if len(tokens) != 1:
+            raise EngineError(f"a recursive feed has {len(tokens)} tokens; expected 1")
+        return feed._replace(start=start - 1)
+    if start == 0 and len(tokens) > 1:
+        tokens, start = tokens[1:], 1
+    # A first token that comes alone stands where the second one will, until that is fed.
+    first = max(0, start - 1)
+    return feed._replace(tokens=tokens, start=first, rows=min(feed.rows, len(tokens)))
+
+
+def feed_of(head: Engine, tokens: ArrayLike, start: ArrayLike, rows: int | None) -> Feed:
+    """Return what the one row of a head is fed.
+
+    Raises: EngineError on a head of several rows.
+    """
+    fed = np.asarray(tokens, np.int64)
+    if head.batch != 1 or fed.ndim != 2 or len(fed) != 1:
+        raise EngineError(
+            f"tokens of shape {list(fed.shape)} were fed to a head of {head.batch} rows; "
+            "expected [1, width] on one row, and forward_rows on several"
+        )
+    own = fed[0].tolist()
+    return Feed(0, own, int(np.asarray(start).item()), rows or len(own))
 
 
 class TrimmedOutput:
@@ -113,23 +137,47 @@ class TrimmedEngine:
     Shapes: entries [scored] int32.
     """
 
-    def __init__(self, engine: PackedEngine, entries: NDArray[np.int32]) -> None:
+    def __init__(self, engine: Engine, entries: NDArray[np.int32]) -> None:
         self.geometry = engine.geometry
         self.batch = engine.batch
         self.max_length = engine.max_length
         self.max_width = engine.max_width
+        self.max_rows: int = getattr(engine, "max_rows", engine.max_width)
         self.close = engine.close
-        self.copy_row = engine.copy_row
-        self._engine = engine
+        self.block = block_of(engine)
+        self.engine = engine
+        """What it runs; ids in its `argmax` are the target's."""
         self._entries = entries
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """See `cuda_graphs`."""
+        return cuda_graphs(self.engine)
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
         """Run one pass; see `Engine.forward`."""
-        return self._told(self._engine.forward(tokens, start, rows))
-
-    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
-        """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
-        return [self._told(output) for output in self._engine.forward_rows(feeds)]
+        return self._told(self.engine.forward(tokens, start, rows))
 
     def _told(self, output: Output) -> Output:
         return TrimmedOutput(output, self._entries, self.geometry.vocab_size)
+
+
+class TrimmedRows(TrimmedEngine):
+    """The same of an engine that is fed rows, and copies them where that one does."""
+
+    def __init__(self, engine: Engine, rows: RowsEngine, entries: NDArray[np.int32]) -> None:
+        super().__init__(engine, entries)
+        self._forward_rows = rows.forward_rows
+        if isinstance(engine, PackedEngine):
+            self.copy_row = engine.copy_row
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
+        """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
+        return [self._told(output) for output in self._forward_rows(feeds)]
+
+
+def trimmed(engine: Engine, entries: NDArray[np.int32]) -> Engine:
+    """Return an engine of some entries of the vocabulary as one of all."""
+    if isinstance(engine, RowsEngine):
+        return TrimmedRows(engine, engine, entries)
+    return TrimmedEngine(engine, entries)

@@ -243,8 +243,8 @@ class OrtEngine:
         self._weights = ()
 
 
-def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
-    """Refuse feeds that no pass can have.
+def check_rows(engine: Engine, feeds: Sequence[Feed]) -> None:
+    """Refuse feeds of no rows, of rows that are not there, or of one twice.
 
     Raises: EngineError.
     """
@@ -254,6 +254,14 @@ def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
             f"a pass was asked of rows {[feed.row for feed in feeds]}; expected some of 0 to "
             f"{engine.batch - 1}, each once"
         )
+
+
+def check_feeds(engine: Engine, feeds: Sequence[Feed]) -> None:
+    """Refuse feeds that no pass can have.
+
+    Raises: EngineError.
+    """
+    check_rows(engine, feeds)
     for feed in feeds:
         width = len(feed.tokens)
         check_bounds(engine, width, feed.start, feed.start)

@@ -98,6 +98,29 @@ class Feed(NamedTuple):
     """What a head's graph reads beside each token, [S, H]; `HeadEngine` fills it in."""
 
 
+MOST_OF_BLOCK = 64
+"""Positions of a block, at most."""
+
+
+class BlockShape(NamedTuple):
+    """What an engine is fed that drafts a block in one pass, and what it drafts: its `block`."""
+
+    block_size: int
+    """Positions of a block: the last committed token, and mask tokens behind it."""
+    mask_token_id: int
+    drafts: int
+    """Tokens that a pass drafts, at most."""
+    chained: bool = False
+    """Whether the scores of a token depend on the one before it: all but the first are asked for by
+    recursive feeds of that one."""
+
+
+def block_of(engine: Engine) -> BlockShape | None:
+    """Return what blocks an engine drafts; None of engines that score the tokens they are fed."""
+    block: BlockShape | None = getattr(engine, "block", None)
+    return block
+
+
 @runtime_checkable
 class PackedEngine(Engine, Protocol):
     """An engine that runs rows of different widths in one pass, without padding."""
@@ -235,6 +258,7 @@ class OffsetRounds:
         return self._rounds.run(pending, draft_start + by, last, target_start + by, gamma)
 
 
+@runtime_checkable
 class RowsEngine(Protocol):
     """Runs some rows of a batch in one pass; see `PackedEngine.forward_rows`."""
 
@@ -243,8 +267,8 @@ class RowsEngine(Protocol):
 
 
 def rows_of(engine: Engine) -> RowsEngine:
-    """Return an engine's passes of some of its rows: packed, or padded to one width."""
-    if isinstance(engine, PackedEngine):
+    """Return an engine's passes of some of its rows: its own, or padded to one width."""
+    if isinstance(engine, RowsEngine):
         return engine
     return SingleRow(engine) if engine.batch == 1 else PaddedRows(engine)
 
@@ -255,7 +279,7 @@ def first_row(engine: Engine) -> Engine:
 
 
 class FirstRow:
-    """The first row of an engine of several; without packing all rows are fed the same."""
+    """The first row of an engine of several; all rows are fed the same where it takes no others."""
 
     batch = 1
 
@@ -269,7 +293,7 @@ class FirstRow:
         """See `Engine`."""
         engine, fed, at = self._engine, np.asarray(tokens), int(np.asarray(start).item())
         scored = rows or fed.shape[1]
-        if isinstance(engine, PackedEngine):
+        if isinstance(engine, RowsEngine):
             return engine.forward_rows((Feed(0, fed[0].tolist(), at, scored),))[0]
         output = engine.forward(np.repeat(fed, engine.batch, 0), [at] * engine.batch, scored)
         return RowOutput(output, 0, 0, scored)

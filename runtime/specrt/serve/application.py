@@ -102,10 +102,11 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
     options = options or ServerOptions()
     folder = Path(bundle)
     template = _template(folder, options.chat_template)
+    manifest = read_manifest(folder)
+    speech = read_whisper_config(folder) if manifest.task == SPEECH_TASK else None
     generator = load(
         folder, threads=options.threads, owns_process=options.owns_process, text_memory_bytes=0
     )
-    manifest = read_manifest(folder)
     service = Service(
         generator,
         options.name or folder.resolve().name,
@@ -114,7 +115,7 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
         backend=manifest.backend_of(manifest.target),
         max_queue=options.max_queue,
         metrics_prefix=options.metrics_prefix,
-        speech=read_whisper_config(folder) if manifest.task == SPEECH_TASK else None,
+        speech=speech,
     )
     return application(service, options)
 

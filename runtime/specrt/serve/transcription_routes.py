@@ -28,7 +28,6 @@ from specrt.speech.transcription import (
     Transcriber,
     Transcription,
     TranscriptionOptions,
-    advance,
     context_of,
 )
 from specrt.speech.wav import parse_wav
@@ -209,10 +208,10 @@ async def _transcribed(
 
     Raises: OverloadError, RequestError, EngineError.
     """
-    requests, done = work.requests(), None
+    done = None
 
     def following(done: Completion | None) -> AsyncStream | None:
-        request = advance(requests, done)
+        request = work.advance(done)
         if request is None:
             return None
         return service.generator.astream(request.features, request.params, **drafting)

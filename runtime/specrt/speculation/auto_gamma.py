@@ -200,7 +200,8 @@ class AutoGamma:
             shared, rival = self._costs.shared(load, self._most), self._rival
             track = partial(CostTracker, assumed=shared.assumed)
             verify = track(shared.verify_ns) if rival is None else rival.verify_tracker
-            self._trackers[load] = verify, track(shared.draft_ns), shared.outside_ns
+            draft = track(shared.draft_ns, one_pass=shared.one_pass)
+            self._trackers[load] = verify, draft, shared.outside_ns
         self.verify_tracker, self._draft_tracker, self._outside = self._trackers[load]
         self._plan()
 

@@ -34,6 +34,8 @@ class Costs:
     """Per round, outside the engines."""
     assumed: bool = False
     """Whether nothing was measured: the first timed pass of each engine then sets its scale."""
+    one_pass: bool = False
+    """Whether a draft of any length is one pass, and costs the same."""
 
     def __post_init__(self) -> None:
         known = (*self.verify_ns, *self.draft_ns, self.outside_ns)
@@ -90,7 +92,13 @@ class Costs:
             tuple(self.draft(g) for g in range(most + 1)),
             self.outside_ns * load,
             self.assumed,
+            self.one_pass,
         )
+
+    def of_one_pass(self) -> Costs:
+        """Return the costs where a draft of any length is the pass of the longest."""
+        drafts = (0.0, *(self.draft_ns[-1] for _ in self.draft_ns[1:]))
+        return replace(self, draft_ns=drafts, one_pass=True)
 
     @staticmethod
     def between(measured: Sequence[tuple[int, float]], most: int) -> tuple[float, ...]:
@@ -116,14 +124,18 @@ class CostTracker:
     it happens twice in a row. A pass that takes over twice as long counts only after four in a row.
     A width never timed costs little more than the next narrower timed one, whatever was tuned, so
     that a width tuned too dear is tried; a longer draft, of which each token is a pass, costs as
-    much more as it is longer. Assumed costs, in steps, become nanoseconds with the first pass; a
-    step counts as one before, so that an engine that was never timed is tried.
+    much more as it is longer. A draft of `one_pass` has one cost at every length. Assumed costs, in
+    steps, become nanoseconds with the first pass; a step counts as one before, so that an engine
+    that was never timed is tried.
 
     Units: nanoseconds.
     """
 
-    def __init__(self, tuned: Sequence[float], *, assumed: bool = False) -> None:
+    def __init__(
+        self, tuned: Sequence[float], *, assumed: bool = False, one_pass: bool = False
+    ) -> None:
         self._own = list(tuned)
+        self._one_pass = one_pass
         self._common = 1.0
         self._scaled = not assumed
         self._passes = [0] * len(tuned)
@@ -137,6 +149,7 @@ class CostTracker:
 
     def record(self, drafted: int, ns: float) -> None:
         """Take note of what a pass took."""
+        drafted = min(drafted, 1) if self._one_pass else drafted
         own = self._own[drafted]
         if ns <= 0 or own <= 0:
             return
@@ -168,6 +181,8 @@ class CostTracker:
             elif drafted > narrowest:
                 most *= drafted / (drafted - 1) if each_a_pass else 1.0 + WIDENING
             costs.append(self._common * min(ns, most))
+        if self._one_pass:
+            costs[1:] = costs[1:2] * (len(costs) - 1)
 
 
 def shared_widths(gamma: int, rows: int, most: int) -> list[int]:

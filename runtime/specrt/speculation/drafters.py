@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from specrt.engine.protocol import FusedRounds, Output
+from specrt.engine.protocol import BlockShape, FusedRounds, Output, RowOutput
 from specrt.errors import EngineError, RequestError
 from specrt.params import Row, SamplingParams
 from specrt.sampling.distribution import Distribution, distribution_of, process
@@ -104,7 +104,7 @@ class ModelDrafter:
         rounds without this drafter it lacks theirs too, and one wider pass feeds them. The last
         drafted token is not fed: whether it is accepted is not known yet.
         """
-        most = min(self._gamma.choose(), room)
+        most = self._most(tokens, room)
         pending: Sequence[int] = tokens[self._cache.length :]
         if most <= 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
@@ -138,6 +138,10 @@ class ModelDrafter:
             return NOTHING
         drawn_from = distributions[: len(drafted)] if self._needs_distributions else None
         return Proposal(drafted, drawn_from, self.SOURCE, confidences, behind)
+
+    def _most(self, tokens: Sequence[int], room: int) -> int:
+        """Return the most tokens to draft in this round."""
+        return min(self._gamma.choose(), room)
 
     def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
         """Feed what the cache lacks, `drafted` tokens behind the committed ones."""
@@ -238,6 +242,62 @@ class HeadDrafter(ModelDrafter):
         if not drafted:
             return (yield from self._cache.feed(pending, 1))
         return (yield Pass(self._cache.engine, pending, committed + drafted - 1, 1, recursive=True))
+
+
+class BlockDrafter(ModelDrafter):
+    """A head that drafts all tokens of a round in one pass, which costs the same for any number.
+
+    The pass is fed what the cache lacks; a position of its cache holds what the target left there,
+    so it never counts the last token, whose position a block begins at. Where a block does not fit
+    behind the text any more nothing is drafted. The confidence of a token is the head's own. Where
+    a Markov head adds to the scores of a token what the one before it says, the engine is asked for
+    each once that is drawn, which is one small product.
+    Source: DFlash, Chen et al. 2026, arXiv:2602.06036; DSpark, arXiv:2606.19348.
+    """
+
+    def __init__(
+        self, cache: KVCache, params: SamplingParams, noise: Noise, gamma: GammaPolicy,
+        block: BlockShape, vocabulary: int | None = None,
+        processors: LogitsProcessors | None = None, max_gamma: int = PENDING,
+    ) -> None:  # fmt: skip
+        super().__init__(cache, params, noise, gamma, vocabulary, None, processors)
+        self._usual = max_gamma + 1
+        self._block = block
+        self._rows = 0
+        self._output: Output
+
+    def _most(self, tokens: Sequence[int], room: int) -> int:
+        fits = len(tokens) - 1 + self._block.block_size <= self._cache.engine.max_length
+        self._rows = min(super()._most(tokens, room), self._block.drafts) if fits else 0
+        return self._rows
+
+    def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
+        if drafted and self._block.chained:
+            place = committed + drafted - 1
+            return (yield Pass(self._cache.engine, pending, place, 1, recursive=True))
+        if not drafted:
+            self._output = yield from self._run(pending)
+        return RowOutput(self._output, 0, drafted, 1)
+
+    def _run(self, pending: Sequence[int]) -> Passes[Output]:
+        """Feed what the cache lacks, in chunks where that is wider than any pass."""
+        cache = self._cache
+        engine = cache.engine
+        while len(pending) > engine.max_width:
+            yield Pass(engine, pending[: engine.max_width], cache.length, 1)
+            cache.length += engine.max_width - 1
+            pending = pending[engine.max_width - 1 :]
+        output = yield Pass(engine, pending, cache.length, self._rows)
+        cache.length += len(pending) - 1
+        return output
+
+    def _draw(
+        self, output: Output, position: int, distributions: list[Distribution]
+    ) -> tuple[int, float] | None:
+        drawn = super()._draw(output, position, distributions)
+        if drawn is None or output.confidence is None:
+            return drawn
+        return drawn[0], _certainty(output)
 
 
 def _certainty(output: Output) -> float:

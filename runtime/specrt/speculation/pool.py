@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specrt.engine.protocol import (
+    BlockShape,
     ConditionedEngine,
     CudaGraphs,
     Engine,
@@ -26,6 +27,7 @@ from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
     NO_DRAFTER,
+    BlockDrafter,
     ForcedDrafter,
     HeadDrafter,
     ModelDrafter,
@@ -75,6 +77,9 @@ class Models:
         """Return how many of the engines read the source of a request, the target first."""
         drafts = gamma != 0 and len(self.gammas) > 1 and DRAFTERS[drafter].needs_model
         return 1 + (drafts and self.draft is not None)
+
+    block: BlockShape | None = None
+    """Of a head that drafts a block in one pass: what its blocks are."""
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:
@@ -139,9 +144,17 @@ class GammaPolicies:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             elif fused and source == ModelDrafter.SOURCE:
                 costs = as_one_launch(costs)
+            elif self._one_pass and source == ModelDrafter.SOURCE:
+                costs = costs.of_one_pass()
             rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
             self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
         return self._adaptive[key]
+
+    @property
+    def _one_pass(self) -> bool:
+        """Whether a draft of any length is one pass of the head."""
+        block = self._models.block
+        return block is not None and not block.chained
 
     @staticmethod
     def _key(
@@ -200,6 +213,11 @@ class _Context:
         shared = min(models.target.geometry.vocab_size, draft.geometry.vocab_size)
         target, cache = self.caches if self.caches else (None, KVCache(draft))
         policy = self.policy(ModelDrafter.SOURCE)
+        if models.block is not None:
+            return BlockDrafter(
+                cache, self.params, self.noise, policy, models.block, shared, self.processors,
+                max(models.gammas),
+            )  # fmt: skip
         if models.head:
             return HeadDrafter(
                 cache, self.params, self.noise, policy, shared, self.processors, max(models.gammas)

@@ -20,8 +20,7 @@ def vtt_text(segments: Sequence[TranscriptionSegment]) -> str:
 
 def line_text(segment: TranscriptionSegment) -> str:
     """Return a segment in one line: its time and its text."""
-    start, end = (_clock(seconds, ".") for seconds in (segment.start, segment.end))
-    return f"[{start} --> {end}] {_flat(segment.text)}"
+    return f"[{_span(segment, '.')}] {_flat(segment.text)}"
 
 
 def _flat(text: str) -> str:
@@ -31,8 +30,11 @@ def _flat(text: str) -> str:
 
 def _cue(segment: TranscriptionSegment, point: str) -> str:
     """Return the time and the text of a segment."""
-    start, end = (_clock(seconds, point) for seconds in (segment.start, segment.end))
-    return f"{start} --> {end}\n{_flat(segment.text)}"
+    return f"{_span(segment, point)}\n{_flat(segment.text)}"
+
+
+def _span(segment: TranscriptionSegment, point: str) -> str:
+    return f"{_clock(segment.start, point)} --> {_clock(segment.end, point)}"
 
 
 def _clock(seconds: float, point: str) -> str:

@@ -65,8 +65,8 @@ class TranscriptionOptions:
             )
 
 
-_LEAST_THRESHOLD = 0.05
-"""What is more probable than this is among the `MOST_RANKED` likeliest tokens."""
+_LEAST_THRESHOLD = 1 / MOST_RANKED
+"""What is more probable than this is among the likeliest tokens that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -255,14 +255,23 @@ class Transcriber:
         self._windows = 0
         self._tokens = 0
         self._stats: SpeculationStats | None = None
+        self._requests = self._all()
         self.seconds = 0.0
         """How much of the recording is done."""
 
-    def requests(self) -> Generates[WindowRequest, Completion, None]:
-        """Yield one request after the other; send the completion of each.
+    def advance(self, done: Completion | None = None) -> WindowRequest | None:
+        """Take the completion of the request before, None at first; return the next one.
 
+        None is the end.
         Raises: CapacityError where the context has no room for any text.
         """
+        try:
+            return next(self._requests) if done is None else self._requests.send(done)
+        except StopIteration:
+            return None
+
+    def _all(self) -> Generates[WindowRequest, Completion, None]:
+        """Yield one request after the other; each is answered by its completion."""
         recording, log_mel, seek = self._recording, self._config.log_mel, 0
         if recording.silent:
             seek = recording.frames
@@ -339,6 +348,8 @@ class Transcriber:
             logprobs=MOST_RANKED,
             ignore_eos=True,
             allowed_token_ids=tuple(config.languages.values()) if wanted else None,
+            suppress_tokens=(),
+            begin_suppress_tokens=(),
         )
         done = yield WindowRequest(features, params)
         if wanted:
@@ -427,23 +438,10 @@ def run(
 
     Raises: RequestError, EngineError; the result has the windows before.
     """
-    requests, done = work.requests(), None
-    while (request := advance(requests, done)) is not None:
+    done = None
+    while (request := work.advance(done)) is not None:
         if progress is not None:
             progress(work.seconds)
         done = generator.generate(request.features, request.params, **drafting)
     if progress is not None:
         progress(work.seconds)
-
-
-def advance(
-    requests: Generates[WindowRequest, Completion, None], done: Completion | None
-) -> WindowRequest | None:
-    """Send the completion of the request before, None of the first; return the next one.
-
-    None is the end.
-    """
-    try:
-        return next(requests) if done is None else requests.send(done)
-    except StopIteration:
-        return None

@@ -51,7 +51,7 @@ class WhisperConfig:
     max_initial_timestamp: int | None = None
     """Most steps of `STEP_S` that the first timestamp of a window may be from its beginning."""
     max_length: int = 448
-    """Most tokens of a window, its control tokens among them."""
+    """Most tokens of a window behind those it begins with."""
 
     @property
     def no_speech(self) -> int:
@@ -190,7 +190,9 @@ def whisper_config(settings: Mapping[str, Any], log_mel: LogMel, vocabulary: int
         )
     ends = settings.get("eos_token_id")
     first = settings.get("max_initial_timestamp_index")
-    longest = settings.get("max_length")
+    longest = settings.get("max_length", WhisperConfig.max_length)
+    if type(longest) is not int or longest < 1:
+        raise ValueError(f"max_length is {short(longest)}; expected a whole number of 1 or more")
     if first is not None and (type(first) is not int or first < 0):
         raise ValueError(f"max_initial_timestamp_index is {short(first)}; expected 0 or more")
     no_timestamps = token("no_timestamps_token_id", settings.get("no_timestamps_token_id"))
@@ -203,7 +205,7 @@ def whisper_config(settings: Mapping[str, Any], log_mel: LogMel, vocabulary: int
         tasks,
         _own_language(settings, languages),
         first,
-        longest if type(longest) is int and longest > len("|<>|") else 448,
+        longest,
     )
 
 

@@ -27,7 +27,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
-from specrt.speculation.drafters import HeadDrafter, ModelDrafter
+from specrt.speculation.drafters import BlockDrafter, HeadDrafter, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
@@ -151,6 +151,11 @@ class PassTimer:
         if draft is None or gamma > max(self._models.gammas):
             return RepeatDrafter(gamma)
         later, rounds = OffsetEngine(draft, self._context), self._models.rounds
+        if self._models.block is not None:
+            return BlockDrafter(
+                KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._models.block,
+                self._vocabulary, max_gamma=gamma,
+            )  # fmt: skip
         if self._models.head:
             return HeadDrafter(
                 KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,

@@ -9,7 +9,7 @@
 #include "kernels/tiles.hpp"
 
 inline const float* queries_of(const Tokens& tokens, std::size_t token) {
-  return tokens.queries + token * tokens.query_stride;
+  return tokens.queries + (token - tokens.first_query) * tokens.query_stride;
 }
 
 // Rotate one head by its position, in halves: Su et al. 2021, arXiv:2104.09864, as Llama does.
@@ -177,14 +177,18 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
     return static_cast<std::size_t>(tokens.positions[first + query / shared]);
   };
   const auto begin = [&](std::size_t query) {
-    const std::size_t end = position(query) + 1;
-    return attention.window > 0 && end > attention.window ? end - attention.window : 0;
+    const std::size_t own = position(query) + 1;
+    return attention.window > 0 && own > attention.window ? own - attention.window : 0;
+  };
+  const auto end_of = [&](std::size_t query) {
+    return tokens.ends == nullptr ? position(query) + 1
+                                  : static_cast<std::size_t>(tokens.ends[first + query / shared]);
   };
   const std::size_t offset =
       attention.kv_offset(static_cast<std::size_t>(tokens.rows[first]), kv_head);
   const float* keys = attention.keys + offset * size;
   const float* values = attention.values + offset * stride;
-  const std::size_t last = position(queries - 1) + 1, all_groups = (last + kTile - 1) / kTile;
+  const std::size_t last = end_of(queries - 1), all_groups = (last + kTile - 1) / kTile;
   const std::size_t width = (all_groups | 1) * kTile;  // odd lines apart: not in one set of a cache
 
   float* rotated = scratch;  // and sums of values, once scores are known
@@ -201,7 +205,7 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
   const auto score_groups = [&](auto g, std::size_t group) {
     const std::size_t key = (lowest + group) * kTile;
     in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
-      if (key <= position(query + q.value - 1))
+      if (key < end_of(query + q.value - 1))
         score<V, q.value, g.value>(rotated + query * stride, stride, keys + key * size, size,
                                    scores + query * width + key, width,
                                    keys + (key + (g.value + query / V::kQueries) * kTile) * size);
@@ -217,7 +221,7 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
     const float* biases =
         attention.biases == nullptr ? nullptr : attention.biases + head * attention.reach;
     totals[query] =
-        soften<V>(attention, biases, scores + query * width, begin(query), position(query) + 1);
+        soften<V>(attention, biases, scores + query * width, begin(query), end_of(query));
   }
 
   float* sums = rotated;
@@ -232,7 +236,7 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
       // it.
       const std::size_t stop = key + block < last ? key + block : last;
       const auto within = [&](std::size_t at) { return at < key ? key : at < stop ? at : stop; };
-      const std::size_t end = position(query) + 1, latest = begin(query + q.value - 1);
+      const std::size_t end = end_of(query), latest = begin(query + q.value - 1);
       const std::size_t start = latest < end ? latest : end;
       in_parts<V::kVectors>(stride / kTile, [&](auto c, std::size_t vector) {
         const float* columns = values + vector * kTile;
@@ -248,13 +252,14 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
           for (int i = 0; i < q.value; i++) {
             const std::size_t own = begin(query + i);
             blend<V, 1, c.value>(weights + i * width, width, columns, stride,
-                                 within(own > end ? own : end), within(position(query + i) + 1),
+                                 within(own > end ? own : end), within(end_of(query + i)),
                                  to + i * stride, columns);
           }
       });
     });
   for (std::size_t query = 0; query < queries; query++) {
-    const std::size_t token = first + query / shared, head = kv_head * shared + query % shared;
+    const std::size_t token = first + query / shared - tokens.first_query;
+    const std::size_t head = kv_head * shared + query % shared;
     float* to_y = y + (token * attention.heads + head) * size;
     for (std::size_t column = 0; column < size; column += kTile) {
       const auto result =

@@ -185,6 +185,8 @@ struct Attention {
 struct Tokens {
   const std::int64_t* rows;
   const std::int64_t* positions;
+  const std::int64_t* ends;  // behind the last position that each sees; none: it sees up to its own
+  std::size_t first_query;   // tokens before it have keys and values alone
   // [tokens, stride] each
   const float* queries;
   const float* keys;
@@ -208,7 +210,7 @@ struct Kernels {
   // Rotate the keys of a token, and put them and its values into the buffers.
   void (*append)(const Attention& attention, const Tokens& tokens, std::size_t token);
   // Attend with some tokens of one row, one after another, in the heads of one KV head; their keys
-  // and values are in the buffers. Writes y [tokens, heads * head_dim]. `scratch` holds
+  // and values are in the buffers. Writes y [queries, heads * head_dim]. `scratch` holds
   // attend_floats.
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
@@ -230,7 +232,7 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
 // The inputs of one output: a row of a table.
 void look_up(const Weights& weights, std::size_t row, float* y);
 
-// Floats of scratch memory that `attend` takes for some tokens, the last of them at `position`.
+// Floats of scratch memory that `attend` takes for some tokens that see up to `position`.
 std::size_t attend_floats(const Attention& attention, std::size_t count, std::size_t position);
 
 // The kernels of an instruction set that this processor has; the best one for an empty name, and

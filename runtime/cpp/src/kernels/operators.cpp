@@ -17,13 +17,16 @@
 //
 //   Attention(query, key, value, keys, values, rows, positions (, cosines, sines, biases))
 //       -> y, keys, values
-//     query [1, T, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query;
+//     query [1, S, heads * D]; key, value [1, T, kv_heads * D], or all three side by side in query,
+//     then S is T; else queries are those of the last S tokens;
 //     keys [B, kv_heads, P / 16, D, 16] and values [B, kv_heads, P, D in whole vectors] are KV
 //     buffers, changed in place where they are bound to the same memory as outputs; rows [T] and
 //     positions [T] say where each token stands; cosines, sines [positions, angles / 2];
 //     biases [heads, reach], what a key's score gets by how far it lies before the query, the
-//     farthest first, which all beyond have too; y [1, T, heads * D].
-//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size.
+//     farthest first, which all beyond have too; y [1, S, heads * D].
+//     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size;
+//     bidirectional: 1 lets queries of tokens that follow each other see all of these tokens, and
+//     takes no biases; 0, as without it, those before and their own.
 //
 //   CrossAttention(query, keys, values, rows, lengths) -> y
 //     Every token sees the first lengths[row] of the keys of its row; lengths [B]. The others as
@@ -90,6 +93,15 @@ std::int64_t integer(const OrtKernelInfo* info, const char* name) {
   std::int64_t value = 0;
   check(ort()->KernelInfoGetAttribute_int64(info, name, &value));
   return value;
+}
+
+// An attribute that older graphs do not have; 0 there.
+std::int64_t optional_integer(const OrtKernelInfo* info, const char* name) {
+  std::int64_t value = 0;
+  OrtStatus* status = ort()->KernelInfoGetAttribute_int64(info, name, &value);
+  if (status == nullptr) return value;
+  ort()->ReleaseStatus(status);
+  return 0;
 }
 
 // Beyond what attributes count: so the product of three does not overflow.
@@ -518,13 +530,12 @@ Attention read_sizes(const OrtKernelInfo* info, const char* name) {
   attention.softcap = number(info, "softcap");
   const std::size_t heads = attention.heads, kv_heads = attention.kv_heads;
   const std::size_t head_dim = attention.head_dim;
-  if (kv_heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
+  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
       heads * head_dim >= std::size_t{kMostCount})
-    throw std::runtime_error("specrt." + std::string(name) + " has " + std::to_string(heads) +
-                             " heads of " + std::to_string(head_dim) + " over " +
-                             std::to_string(kv_heads) +
-                             " of keys; expected a multiple, and fewer " + "than " +
-                             std::to_string(kMostCount) + " numbers");
+    throw std::runtime_error(
+        "specrt." + std::string(name) + " has " + std::to_string(heads) + " heads of " +
+        std::to_string(head_dim) + " over " + std::to_string(kv_heads) +
+        " of keys; expected a multiple, and fewer than " + std::to_string(kMostCount) + " numbers");
   return attention;
 }
 
@@ -549,14 +560,16 @@ struct Part {
   std::size_t first, count;
 };
 
-// Cut the tokens of a pass where `goes_on(token)` is false, and where a part has enough queries.
+// Cut the tokens of a pass, from the first one on that has a query, where `goes_on(token)` is
+// false, and where a part has enough queries.
 template <class GoesOn>
-std::vector<Part> parts_of(const Attention& attention, std::size_t count, const GoesOn& goes_on) {
+std::vector<Part> parts_of(const Attention& attention, std::size_t first, std::size_t count,
+                           const GoesOn& goes_on) {
   const std::size_t shared = attention.heads / attention.kv_heads;
   const std::size_t most = shared < kPartQueries ? kPartQueries / shared : 1;
   std::vector<Part> parts;
-  for (std::size_t token = 0; token < count; token++) {
-    if (token > 0 && parts.back().count < most && goes_on(token))
+  for (std::size_t token = first; token < count; token++) {
+    if (token > first && parts.back().count < most && goes_on(token))
       parts.back().count++;
     else
       parts.push_back({token, 1});
@@ -571,7 +584,9 @@ void attend_parts(OrtKernelContext* context, const Attention& attention, const T
   parallel(context, parts.size() * attention.kv_heads, [&](std::size_t index) {
     thread_local std::vector<float> scratch;
     const Part part = parts[index % parts.size()];
-    const auto last = static_cast<std::size_t>(tokens.positions[part.first + part.count - 1]);
+    const std::size_t at = part.first + part.count - 1;
+    const auto last = static_cast<std::size_t>(tokens.ends == nullptr ? tokens.positions[at]
+                                                                      : tokens.ends[at] - 1);
     const std::size_t floats = attend_floats(attention, part.count, last) + kLine;
     if (scratch.size() < floats) scratch.resize(floats);
     float* aligned = scratch.data();  // a vector that lies in two lines of a cache is read twice
@@ -593,6 +608,7 @@ class AttentionOperator : public Operator {
 
   explicit AttentionOperator(const OrtKernelInfo* info) : attention_(read_sizes(info, kName)) {
     attention_.window = static_cast<std::size_t>(integer(info, "local_window_size"));
+    is_bidirectional_ = optional_integer(info, "bidirectional") != 0;
   }
 
   void compute(OrtKernelContext* context) const {
@@ -604,9 +620,9 @@ class AttentionOperator : public Operator {
     const std::size_t wide = attention.heads * attention.head_dim;
     const std::size_t narrow = attention.kv_heads * attention.head_dim;
     const bool joined = key.data == nullptr;
-    const std::size_t count = rows.items();
-    if (positions.items() != count ||
-        query.items() != count * (joined ? wide + 2 * narrow : wide) ||
+    const std::size_t count = rows.items(), queries = joined ? count : query.items() / wide;
+    if (positions.items() != count || queries > count ||
+        query.items() != queries * (joined ? wide + 2 * narrow : wide) ||
         (!joined && (value.data == nullptr || key.items() != count * narrow ||
                      value.items() != count * narrow)))
       throw std::runtime_error(
@@ -628,6 +644,10 @@ class AttentionOperator : public Operator {
       if (biases.shape.size() != 2 || biases.items() == 0 ||
           static_cast<std::size_t>(biases.shape[0]) != attention.heads)
         throw std::runtime_error("specrt.Attention got biases that are not [heads, reach]");
+      if (is_bidirectional_)
+        throw std::runtime_error(
+            "specrt.Attention got biases, which are of keys before a query, for queries that see "
+            "those behind");
       attention.reach = static_cast<std::size_t>(biases.shape[1]);
       attention.biases = static_cast<const float*>(biases.data);
     }
@@ -636,6 +656,7 @@ class AttentionOperator : public Operator {
     Tokens tokens{};
     tokens.rows = static_cast<const std::int64_t*>(rows.data);
     tokens.positions = static_cast<const std::int64_t*>(positions.data);
+    tokens.first_query = count - queries;
     tokens.queries = static_cast<const float*>(query.data);
     tokens.keys = joined ? tokens.queries + wide : static_cast<const float*>(key.data);
     tokens.values = joined ? tokens.keys + narrow : static_cast<const float*>(value.data);
@@ -643,8 +664,13 @@ class AttentionOperator : public Operator {
     tokens.key_stride = tokens.value_stride = joined ? tokens.query_stride : narrow;
     check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]),
                  static_cast<std::size_t>(places));
-    float* y =
-        floats(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
+    float* y = floats(context, 0,
+                      {1, static_cast<std::int64_t>(queries), static_cast<std::int64_t>(wide)});
+    std::vector<std::int64_t> ends;
+    if (is_bidirectional_) {
+      ends = ends_of_runs(tokens, count);
+      tokens.ends = ends.data();
+    }
     run(context, attention, tokens, count, y);
   }
 
@@ -666,12 +692,26 @@ class AttentionOperator : public Operator {
                                  std::to_string(rows) + " rows of " + std::to_string(positions));
   }
 
+  // Whether a query goes on where the one before it stands.
+  static bool goes_on(const Tokens& tokens, std::size_t token) {
+    return token > tokens.first_query && tokens.rows[token] == tokens.rows[token - 1] &&
+           tokens.positions[token] == tokens.positions[token - 1] + 1;
+  }
+
+  // Behind the last of the queries that follow each other, for each of them.
+  static std::vector<std::int64_t> ends_of_runs(const Tokens& tokens, std::size_t count) {
+    std::vector<std::int64_t> ends(count);
+    for (std::size_t token = count; token-- > 0;)
+      ends[token] = token + 1 < count && goes_on(tokens, token + 1) ? ends[token + 1]
+                                                                    : tokens.positions[token] + 1;
+    return ends;
+  }
+
   static void run(OrtKernelContext* context, const Attention& attention, const Tokens& tokens,
                   std::size_t count, float* y) {
-    const std::vector<Part> parts = parts_of(attention, count, [&](std::size_t token) {
-      return tokens.rows[token] == tokens.rows[token - 1] &&
-             tokens.positions[token] == tokens.positions[token - 1] + 1;
-    });
+    const std::vector<Part> parts =
+        parts_of(attention, tokens.first_query, count,
+                 [&](std::size_t token) { return goes_on(tokens, token); });
     const std::size_t shares = (count + kPartRows - 1) / kPartRows;
     parallel(context, shares, [&](std::size_t share) {
       const std::size_t end = (share + 1) * kPartRows < count ? (share + 1) * kPartRows : count;
@@ -682,6 +722,7 @@ class AttentionOperator : public Operator {
   }
 
   Attention attention_;
+  bool is_bidirectional_ = false;
 };
 
 class CrossAttention : public Operator {
@@ -717,7 +758,7 @@ class CrossAttention : public Operator {
     tokens.positions = positions.data();
     float* y =
         floats(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
-    const std::vector<Part> parts = parts_of(attention, count, [&](std::size_t token) {
+    const std::vector<Part> parts = parts_of(attention, 0, count, [&](std::size_t token) {
       return tokens.rows[token] == tokens.rows[token - 1];
     });
     attend_parts(context, attention, tokens, parts, y);

@@ -22,6 +22,7 @@ from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     FILE_NAME,
+    HIDDEN,
     KV_LENGTH,
     EngineRecord,
     PassShape,
@@ -33,6 +34,7 @@ from specrt.engine.tensorrt.engine_record import (
     read_engine_record,
     this_device,
 )
+from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
 from specrt.engine.tensorrt.library import Library, open_library
 from specrt.engine.tensorrt.passes import (
     ANY,
@@ -45,6 +47,7 @@ from specrt.engine.tensorrt.passes import (
     WidePass,
     WideProfile,
     check_plan,
+    nothing,
 )
 from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import BundleError, EngineError
@@ -56,6 +59,19 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Give everything back."""
+
+
+class Handover(Protocol):
+    """What of each position a pass reads or leaves besides its KV buffers.
+
+    Both are put on the stream, and the host waits for neither. Starts are those of the rows.
+    """
+
+    def before(self, bound: PlanPass, starts: Sequence[int], width: int) -> None:
+        """Copy what the pass reads to where it reads it."""
+
+    def after(self, bound: PlanPass, starts: Sequence[int], shape: PassShape) -> None:
+        """Copy what the pass leaves to where it is kept."""
 
 
 class _Finished(NamedTuple):
@@ -98,11 +114,18 @@ class TensorRtEngine:
         self._closed = False
         self._memory = Memory(device)
         self._plan = plan
+        self.handover: Handover | None = None
+        """None for most plans."""
         try:
             self.model = self._open(plan, record)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def scored(self) -> int:
+        """Entries of the vocabulary that logits are of."""
+        return self.model.scored
 
     @property
     def max_rows(self) -> int:
@@ -115,6 +138,8 @@ class TensorRtEngine:
         caches = Caches(memory, record, self.geometry, self.batch, self.max_length)
         needed = plan.scratch_bytes
         scratch = memory.take(needed, "working memory") if needed else 0
+        if record.feature:
+            self.handover = FeatureBuffer(memory, self.batch, self.max_length, record.feature)
         lengths = self._kv_lengths = record.kv_lengths
         unread = memory.take(lengths[-1] * np.dtype(np.int64).itemsize, KV_LENGTH) if lengths else 0
         return Model(
@@ -179,12 +204,21 @@ class TensorRtEngine:
         bound.start[:] = starts
         caches = self.model.caches
         try:
-            bound.run(caches.parity)
+            if self.handover is None:
+                bound.run(caches.parity, nothing)
+            else:
+                self._hand_over(self.handover, bound, shape)
         except EngineError as error:
             self.end(error)
             raise
         caches.swap()
         return bound.scores
+
+    def _hand_over(self, handover: Handover, bound: PlanPass, shape: PassShape) -> None:
+        """Run a pass between what it reads of each position and what it leaves there."""
+        starts = self._starts.tolist()
+        handover.before(bound, starts, shape.width)
+        bound.run(self.model.caches.parity, lambda: handover.after(bound, starts, shape))
 
     def _recall(self, batch: Tokens, rows: int) -> Scores | None:
         """Return the scores of a pass that has run already, or forget them."""
@@ -224,8 +258,8 @@ class TensorRtEngine:
     def scores_of(self, width: int, rows: int) -> PassRows:
         """Return where passes of one size leave their scores, alone or as part of a round."""
         if (width, rows) not in self._scores:
-            vocabulary = self.geometry.vocab_size
-            self._scores[width, rows] = PassRows(self._memory, self.batch, rows, vocabulary)
+            scored = self.model.scored
+            self._scores[width, rows] = PassRows(self._memory, self.batch, rows, scored)
         return self._scores[width, rows]
 
     def finish(self, tokens: list[int], start: int, scores: Scores) -> None:
@@ -370,12 +404,13 @@ def check_profiles(path: Path, plan: TrtPlan, profiles: Sequence[Profile]) -> No
         )
     for number, profile in enumerate(profiles):
         ranges = plan.ranges(number)
-        for name, sizes in (
-            ("input_ids", profile.width), ("rows", profile.rows), (KV_LENGTH, profile.kv_length)
+        for name, sizes, axis in (
+            ("input_ids", profile.width, 1), (HIDDEN, profile.width, 1), ("rows", profile.rows, 0),
+            (KV_LENGTH, profile.kv_length, 0),
         ):  # fmt: skip
             if sizes is None or name not in ranges or ANY not in plan.tensors[name].shape:
                 continue  # tensors are held to the manifest elsewhere; one size needs no range
-            actual = [shape[-1] for shape in ranges[name]]
+            actual = [shape[axis] for shape in ranges[name]]
             wanted = [sizes.least, sizes.best, sizes.most]
             if actual != wanted:
                 raise EngineError(

@@ -50,6 +50,11 @@ KV_LENGTH = "kv_length"
 """The input of a plan that says by its size how many positions of the KV buffers are read."""
 
 
+FEATURE, HIDDEN, STATE = "feature", "hidden", "state"
+"""What a target leaves at each position for its head, what a head reads beside each token, and what
+it goes on from where the target's is not known; all fp32."""
+
+
 class PassShape(NamedTuple):
     """The sizes of one pass."""
 
@@ -64,8 +69,8 @@ class Profile:
     """One optimisation profile: passes of some widths, and of how many scored rows."""
 
     name: str
-    """`prefill`, `decode`, `catch-up`, or `verify G` for gamma G; ` of N` where N positions of the
-    KV buffers are read."""
+    """`prefill`, `decode`, `catch-up` or `catch-up W` for W tokens, or `verify G` for gamma G;
+    ` of N` where N positions of the KV buffers are read."""
     width: Range
     rows: Range
     kv_length: Range | None = None
@@ -159,6 +164,12 @@ class EngineRecord:
     """How many of the best scores of each row the plan cuts out for sampling."""
     confidence: bool = False
     """Whether it tells the probability of the likeliest token."""
+    scored: Annotated[int, Interval(0, 10**8)] = 0
+    """Entries of the vocabulary that logits are of; 0 for all."""
+    feature: Annotated[int, Interval(0, 10**6)] = 0
+    """Width of the output `feature`, which a target leaves for its head; 0 without one."""
+    hidden: Annotated[int, Interval(0, 10**6)] = 0
+    """Width of a head's input `hidden` and of its output `state`; 0 for what is no head."""
     plan_bytes: int = 0
     sha256: str = ""
     """Of the plan."""
@@ -348,6 +359,10 @@ def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
         )
     if record.capabilities:
         yield "compute capabilities", ", ".join(record.capabilities)
+    if record.feature:
+        yield "features", f"{record.feature} fp32 numbers at each position, for a head"
+    if record.hidden:
+        yield "reads", f"features of {record.hidden} fp32 numbers, or its own state"
     for setting in record.settings:
         if setting.name != "capabilities" or not record.capabilities:
             yield setting.name, setting.value

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.protocol import Confidence, CudaGraphs, Drafted, Engine, Tokens
 from specrt.engine.tensorrt.device import ALIGNMENT, CudaGraph, Field, Layout, Memory
 from specrt.engine.tensorrt.engine import TensorRtEngine
@@ -21,6 +22,8 @@ from specrt.errors import EngineError
 
 def fused_rounds(target: Engine, draft: Engine | None) -> CapturedRounds | None:
     """Return what runs rounds of a pair in one launch; None where the pair cannot have them."""
+    if isinstance(draft, TrimmedEngine):
+        draft = draft.engine  # its tokens are the target's ids already, and nobody reads its scores
     if not isinstance(target, TensorRtEngine) or not isinstance(draft, TensorRtEngine):
         return None
     rounds = CapturedRounds(target, draft)
@@ -43,7 +46,7 @@ class RoundBuffers:
 
     def __init__(self, target: TensorRtEngine, draft: TensorRtEngine, most: int) -> None:
         self.memory = memory = Memory(target.model.device)
-        record, vocabulary = draft.model.record, draft.geometry.vocab_size
+        record, vocabulary = draft.model.record, draft.scored
         width = most + 1
         self._fed = Layout(
             [
@@ -176,6 +179,7 @@ class CapturedRounds:
             target.device is draft.device
             and target.record.form == draft.record.form == NATIVE
             and target.batch == draft.batch == 1
+            and not (target.record.feature or draft.record.hidden)  # those are copied in between
             # What the draft says is fed to the target unseen, which must know it.
             and draft.geometry.vocab_size <= target.geometry.vocab_size
             and fixed(draft.record, 1, 1) is not None

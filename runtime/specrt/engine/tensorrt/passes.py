@@ -22,7 +22,15 @@ from specrt.engine.tensorrt.device import (
     Memory,
     aligned,
 )
-from specrt.engine.tensorrt.engine_record import KV_LENGTH, EngineRecord, PassShape, kv_sets
+from specrt.engine.tensorrt.engine_record import (
+    FEATURE,
+    HIDDEN,
+    KV_LENGTH,
+    STATE,
+    EngineRecord,
+    PassShape,
+    kv_sets,
+)
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor, TrtContext, TrtPlan
 from specrt.errors import EngineError
@@ -39,6 +47,15 @@ def cache_names(geometry: Geometry) -> list[str]:
     return [f"{kind}.{i}" for i in range(geometry.layers) for kind in ("key", "value")]
 
 
+def state_widths(record: EngineRecord) -> dict[str, int]:
+    """Return the tensors that only a target with a head has, or only a head, and their widths.
+
+    Shapes: feature and hidden [B, S, width] f32, state [B, R, width] f32.
+    """
+    widths = {FEATURE: record.feature, HIDDEN: record.hidden, STATE: record.hidden}
+    return {name: width for name, width in widths.items() if width}
+
+
 def expected(
     record: EngineRecord, geometry: Geometry, batch: int, max_length: int
 ) -> dict[str, Tensor]:
@@ -49,8 +66,10 @@ def expected(
         "start": Tensor((batch,), "int64", True),
         "rows": Tensor((ANY,), "int64", True),
         "argmax": Tensor(rows, "int64", False),
-        "logits": Tensor((*rows, geometry.vocab_size), "float32", False),
+        "logits": Tensor((*rows, record.scored or geometry.vocab_size), "float32", False),
     }
+    for name, width in state_widths(record).items():
+        tensors[name] = Tensor((*rows, width), "float32", name == HIDDEN)
     if record.kv_lengths:
         tensors[KV_LENGTH] = Tensor((ANY,), "int64", True)
     if record.confidence:
@@ -168,6 +187,11 @@ class Model:
     kv_length: int = 0
     """Where the input of that name lies, which is never read; 0 where there is none."""
 
+    @property
+    def scored(self) -> int:
+        """Entries of the vocabulary that logits are of."""
+        return self.record.scored or self.geometry.vocab_size
+
     def context(
         self, profile: int, shape: PassShape, addresses: Mapping[str, int], parity: int = 0
     ) -> TrtContext:
@@ -183,7 +207,12 @@ class Model:
 
     def shape(self, context: TrtContext, shape: PassShape) -> None:
         """Tell a context the sizes of a pass, of the inputs that may have several."""
-        shapes = {"input_ids": (self.batch, shape.width), "rows": (shape.rows,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_ids": (self.batch, shape.width),
+            "rows": (shape.rows,),
+        }
+        if self.record.hidden:
+            shapes[HIDDEN] = (self.batch, shape.width, self.record.hidden)
         if self.kv_length:
             shapes[KV_LENGTH] = (shape.kv_length,)
         for name, sizes in shapes.items():
@@ -276,9 +305,14 @@ class PlanPass(Protocol):
     tokens: Tokens
     start: Tokens
     scores: Scores
+    states: Mapping[str, int]
+    """Where what it reads and leaves for each position lies on the device; see `state_widths`."""
 
-    def run(self, parity: int) -> None:
-        """Run the pass and wait for its results; `parity` says which KV buffers it reads."""
+    def run(self, parity: int, after: Callable[[], object]) -> None:
+        """Run the pass and wait for its results; `parity` says which KV buffers it reads.
+
+        `after` puts more on the stream behind it, before the host waits.
+        """
 
     def close(self) -> None:
         """Give captured graphs back, and let go of contexts."""
@@ -301,6 +335,11 @@ class Ports:
         self.feed = memory.stage(self._inputs.size, "feeds")
         self.results = memory.stage(self._outputs.size, "results")
         self._batch = batch
+        counts = {FEATURE: width, HIDDEN: width, STATE: rows}
+        self.states = {
+            name: memory.take(4 * batch * counts[name] * size, "features of passes")
+            for name, size in state_widths(model.record).items()
+        }
 
     def addresses(self) -> dict[str, int]:
         """Return where every tensor lies but the KV buffers."""
@@ -308,6 +347,7 @@ class Ports:
             **self._inputs.addresses(self.feed),
             **self._outputs.addresses(self.results),
             "logits": self.scores.address,
+            **self.states,
         }
 
     def fed(self, name: str, *shape: int) -> Any:
@@ -317,6 +357,10 @@ class Ports:
     def scores_of(self, rows: int) -> Scores:
         """Return the outputs of a pass of so many rows."""
         return Scores(self._outputs, self.results, self.scores, self._batch, rows)
+
+
+def nothing() -> None:
+    """Put nothing more on the stream."""
 
 
 class Launcher:
@@ -340,11 +384,12 @@ class Launcher:
         """What was captured; None before that, and where it cannot be."""
         self.refusal = ""
 
-    def run(self) -> None:
-        """Run the work and wait for it."""
-        if self.graph is not None and self._launch(self.graph):
+    def run(self, after: Callable[[], object] = nothing) -> None:
+        """Run the work, and what `after` puts behind it, and wait for both."""
+        if self.graph is not None and self._launch(self.graph, after):
             return
         self._put()
+        after()
         self._device.wait()
         if self._captures:
             self._captures = False
@@ -362,7 +407,7 @@ class Launcher:
         else:
             self.graph = recording.graph
 
-    def _launch(self, graph: CudaGraph) -> bool:
+    def _launch(self, graph: CudaGraph, after: Callable[[], object]) -> bool:
         """Tell whether the graph ran; one that cannot be launched is given back."""
         try:
             graph.launch()
@@ -370,6 +415,7 @@ class Launcher:
             self._give_up(error)
             self.close()
             return False
+        after()
         self._device.wait()
         return True
 
@@ -400,6 +446,7 @@ class FixedPass:
         self.start: Tokens = ports.fed("start")
         ports.fed("rows")[:] = np.arange(width - rows, width)
         self.scores = ports.scores_of(rows)
+        self.states: Mapping[str, int] = ports.states
         addresses = ports.addresses()
         contexts = [
             model.context(profile, shape, addresses, parity) for parity in range(model.caches.sets)
@@ -424,10 +471,10 @@ class FixedPass:
         """Why the pass is not captured; empty where it is, or was not run yet."""
         return next(filter(None, (launcher.refusal for launcher in self._launchers)), "")
 
-    def run(self, parity: int) -> None:
+    def run(self, parity: int, after: Callable[[], object]) -> None:
         """Launch what was captured; see `PlanPass.run`."""
         self.scores.forget()
-        self._launchers[parity].run()
+        self._launchers[parity].run(after)
 
     def _put(self, context: TrtContext) -> None:
         self._ports.feed.send()
@@ -447,15 +494,15 @@ class WideProfile:
     def __init__(self, model: Model, profile: int, shape: PassShape) -> None:
         sizes = model.record.profiles[profile]
         most = sizes.rows.most
-        scores = PassRows(model.memory, model.batch, most, model.geometry.vocab_size)
+        scores = PassRows(model.memory, model.batch, most, model.scored)
         self.ports = Ports(model, sizes.width.most, most, scores)
         self._model = model
         self._shape = shape
         self._parity = 0
         self._context: TrtContext | None = model.context(profile, shape, self.ports.addresses())
 
-    def run(self, shape: PassShape, parity: int) -> None:
-        """Enqueue one pass, and wait for its results."""
+    def run(self, shape: PassShape, parity: int, after: Callable[[], object]) -> None:
+        """Enqueue one pass, and what `after` puts behind it, and wait for both."""
         context, model = self._context, self._model
         assert context is not None, "the profile was closed"
         if shape != self._shape:
@@ -467,6 +514,7 @@ class WideProfile:
         self.ports.feed.send()
         context.enqueue()
         self.ports.results.fetch()
+        after()
         model.device.wait()
 
     def close(self) -> None:
@@ -482,16 +530,17 @@ class WidePass:
         self.tokens: Tokens = ports.fed("input_ids", batch, width)
         self.start: Tokens = ports.fed("start")
         self.scores = ports.scores_of(rows)
+        self.states: Mapping[str, int] = ports.states
         self._wanted: Tokens = ports.fed("rows", rows)
         self._profile = profile
         self._shape = shape
 
-    def run(self, parity: int) -> None:
+    def run(self, parity: int, after: Callable[[], object]) -> None:
         """Enqueue the pass; see `PlanPass.run`."""
         self.scores.forget()
         width, rows, _ = self._shape
         self._wanted[:] = range(width - rows, width)
-        self._profile.run(self._shape, parity)
+        self._profile.run(self._shape, parity, after)
 
     def close(self) -> None:
         """Let the profile go; see `PlanPass.close`."""

@@ -58,13 +58,20 @@ Release release(const std::string& text) {
   return version;
 }
 
-// Refuse a draft that its backend does not run.
+// Refuse a draft that this library does not run, or on a CPU only.
 void check_draft(const std::string& folder, const Manifest& manifest) {
+  if (manifest.draft && manifest.draft->kind == "dflash")
+    refuse(folder +
+           " has a head that drafts blocks (dflash), which the native library does not run yet; "
+           "use the Python package or the hosted library, or build it with a head of EAGLE-3");
   if (!manifest.draft || manifest.draft->backend == "ort-cpu") return;
   if (manifest.draft->kind.empty() && manifest.draft->vocab_map.empty()) return;
-  refuse(folder + " has a draft that is a head or scores some entries only, which " +
-         manifest.draft->backend +
-         " does not run yet; build it for `ort-cpu`, or with a whole draft model");
+  const std::string which =
+      manifest.draft->kind.empty() ? "a draft that scores some entries only" : "a head";
+  throw Failure(SPECRT_UNSUPPORTED,
+                folder + " has " + which + ", which the native library does not run on " +
+                    manifest.draft->backend +
+                    "; build the bundle for `ort-cpu`, or use the hosted library");
 }
 
 bool runs_here(const Manifest& manifest) {

@@ -17,7 +17,7 @@ namespace specrt::native {
 namespace {
 
 constexpr int kMostRows = 64;
-constexpr std::array<std::string_view, 2> kKinds = {"", "eagle3"};
+constexpr std::array<std::string_view, 3> kKinds = {"", "eagle3", "dflash"};
 
 bool inside(const std::string& name) {
   if (name.empty() || name[0] == '/') return false;

@@ -1,0 +1,247 @@
+"""Traces heads into graphs of their own, each by the contract of its format."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.onnx.ops import symbolic
+
+from specrt.bundle import Geometry
+from specrt.engine.ort_block import BLOCK
+from specrt_export.heads.dflash_format import (
+    CONFIDENCE,
+    CONTEXT,
+    MARKOV,
+    MARKOV_CONFIDENCE,
+    PREVIOUS,
+    BlockHead,
+    block_facts,
+)
+from specrt_export.heads.dflash_module import BlockDraftHead
+from specrt_export.heads.eagle3_format import HIDDEN, Head
+from specrt_export.heads.eagle3_module import Eagle3Head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.portable.hook import OPSET, Buffers, Hook, installed, visible
+from specrt_export.portable.trace import (
+    BATCH,
+    WIDTH,
+    Traced,
+    best_ids,
+    contract,
+    export_module,
+    faked,
+    fill,
+    looked_up,
+    quiet,
+    take_buffers,
+    traced,
+)
+
+CONTEXT_WIDTH = 7
+PREVIOUS_WIDTH = 11
+"""Of the example context, and of the tokens before others; unlike all other sizes."""
+
+
+def trace_eagle3_head(head: Head, positions: int) -> Traced:
+    """Trace a head, for texts of up to so many positions.
+
+    Raises: ExportError if it does not trace.
+    """
+    return traced(head.checkpoint.folder, lambda: _trace_eagle3(head, positions))
+
+
+def trace_block_head(head: BlockHead, positions: int) -> Traced:
+    """Trace a block head, for texts of up to so many positions.
+
+    Raises: ExportError if it does not trace.
+    """
+    return traced(head.checkpoint.folder, lambda: _trace_block(head, positions))
+
+
+def _trace_eagle3(head: Head, positions: int) -> Traced:
+    mode, hook = FakeTensorMode(), Hook()
+    with quiet(), installed(hook) as name:
+        with faked(mode):
+            model: Any = Eagle3Head(head.config)
+        buffers = _buffers(model, head, mode)
+        model.config._attn_implementation = name
+        geometry = _geometry(model, head, positions, (0,) * head.config.layers)
+        with mode:
+            module = DraftHead(model, hook, head.entries is not None).eval()
+            hidden = torch.zeros(BATCH, WIDTH, head.config.width)
+            graph = export_module(module, geometry, [(hidden, "S")])
+    fill(graph, {n: n for n, _ in model.named_parameters()}, buffers)
+    names = contract(geometry.layers, reads=(HIDDEN,), makes=("state",))
+    return Traced(graph, geometry, head.KIND, *names)
+
+
+def _trace_block(head: BlockHead, positions: int) -> Traced:
+    mode, config = FakeTensorMode(), head.config
+    with quiet():
+        with faked(mode):
+            model: Any = BlockDraftHead(config)
+        buffers = _buffers(model, head, mode)
+        geometry = _geometry(model, head, positions, config.windows)
+        with mode:
+            kind = MarkovBlock if config.markov_rank else DraftBlock
+            module = kind(model, head.entries is not None).eval()
+            read = [(torch.zeros(BATCH, CONTEXT_WIDTH, config.width), "C")]
+            if config.markov_rank:
+                read.append((torch.zeros(BATCH, PREVIOUS_WIDTH, dtype=torch.int64), "N"))
+            graph = export_module(module, geometry, read)
+    fill(graph, {n: n for n, _ in model.named_parameters()}, buffers)
+    made = {
+        CONFIDENCE: config.has_confidence, MARKOV: config.markov_rank,
+        MARKOV_CONFIDENCE: config.confidence_reads_markov,
+    }  # fmt: skip
+    names = contract(
+        geometry.layers,
+        reads=(CONTEXT, PREVIOUS) if config.markov_rank else (CONTEXT,),
+        makes=[name for name, there in made.items() if there],
+    )
+    facts = {BLOCK: json.dumps(block_facts(config))}
+    return Traced(graph, geometry, head.KIND, *names, facts)
+
+
+def _buffers(model: Any, head: HeadCheckpoint, mode: FakeTensorMode) -> dict[str, Tensor]:
+    """Give a model the ids of its entries; return its buffers' values."""
+    none = torch.empty(0, dtype=torch.int64)
+    model.register_buffer("entries", none if head.entries is None else looked_up(head.entries))
+    return take_buffers(model, mode)
+
+
+def _geometry(
+    model: Any, head: HeadCheckpoint, positions: int, windows: tuple[int, ...]
+) -> Geometry:
+    sizes = model.config
+    return Geometry(
+        layers=head.config.layers,
+        heads=sizes.num_attention_heads,
+        kv_heads=sizes.num_key_value_heads,
+        head_dim=model.layers[0].self_attn.head_dim,
+        vocab_size=head.config.vocabulary,
+        max_positions=positions,
+        windows=windows,
+    )
+
+
+class DraftHead(torch.nn.Module):
+    """The graph contract of a head: the same, with a feature or an earlier state beside tokens."""
+
+    def __init__(self, model: Any, hook: Hook, maps: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+        self.maps = maps
+
+    def forward(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, hidden: Tensor,
+        pairs: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:  # fmt: skip
+        """Run the head at positions start .. start + S.
+
+        Shapes: input_ids [B, S], start [B], rows [R], hidden [B, S, H], pairs of [B, Hkv, M, D];
+        returns logits [B, R, entries], their argmax [B, R] as the target's ids (-1 for a row with
+        a NaN), the states [B, R, H] that the next token is paired with, and the pairs as written.
+        """
+        from transformers.masking_utils import causal_mask_function
+
+        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
+        buffers = Buffers(pairs, start)
+        self.hook.begin(positions)
+        mask = self.hook.mask(buffers.length, cast(Any, causal_mask_function))
+        embeds = self.model.embed_tokens(input_ids)
+        states = self.model(embeds, hidden, positions, mask, buffers).index_select(1, rows)
+        logits = self.model.logits(states)
+        best = best_ids(self.model, logits, self.maps)
+        return logits, best, self.model.fed_back(states), buffers.pairs
+
+
+class DraftBlock(torch.nn.Module):
+    """The graph contract of a block head: blocks of tokens behind contexts of features."""
+
+    def __init__(self, model: BlockDraftHead, maps: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.maps = maps
+
+    def forward(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, context: Tensor,
+        pairs: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Write the context at positions start .. start + C, and run a block behind it.
+
+        Row r scores the token that follows position r of the block. What the block leaves in the
+        buffers is junk, which the next pass writes over.
+        Shapes: input_ids [B, S], start [B], rows [R], context [B, C, H], pairs of [B, Hkv, M, D];
+        returns logits [B, R, entries], their argmax [B, R] as the target's ids (-1 for a row with
+        a NaN), the confidence [B, R] if there is a head of it, and the pairs as written.
+        """
+        model, config = self.model, self.model.flags
+        behind = context.shape[1]
+        positions = start.unsqueeze(1) + torch.arange(behind + input_ids.shape[1])
+        buffers = Buffers(pairs, start)
+        places = torch.arange(cast(int, buffers.length))
+        masks: dict[tuple[int, bool], Tensor] = {}
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = buffers.update(key, value, layer)
+            kind = config.windows[layer], config.causal[layer]
+            if kind not in masks:
+                masks[kind] = block_mask(positions, behind, places, *kind)
+            shape = (*query.shape[:3], value.shape[-1])
+            attributes = {"scale": float(query.shape[-1]) ** -0.5}
+            inputs = [query, keys, values, masks[kind]]
+            out = symbolic(
+                "Attention", inputs, attributes, dtype=query.dtype, shape=shape, version=OPSET
+            )
+            return out.transpose(1, 2)
+
+        states = model(model.embed_tokens(input_ids), context, positions, attend)
+        scored = rows if config.predicts_next else rows + 1
+        states = states.index_select(1, scored)
+        logits = model.lm_head(states)
+        outputs: list[Any] = [logits, best_ids(model, logits, self.maps)]
+        if model.confidence_head is not None:
+            odds = model.confidence_head.of_states(states)
+            outputs.append(odds if config.confidence_reads_markov else torch.sigmoid(odds))
+        return (*outputs, buffers.pairs)
+
+
+class MarkovBlock(DraftBlock):
+    """The same of a head whose scores depend on the token before, which a block does not know."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, context: Tensor, previous: Tensor,
+        pairs: list[tuple[Tensor, Tensor]],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Run a block, and tell what tokens [B, N] add to the next ones, wherever these are.
+
+        Shapes: also returns what is added to scores [B, N, entries], and to the log odds of
+        confidence [B, N] if these depend on it.
+        """
+        *outputs, pairs = super().forward(input_ids, start, rows, context, pairs)
+        markov = self.model.markov_head
+        assert markov is not None
+        outputs.append(markov(previous))
+        if self.model.confidence_head is not None and self.model.flags.confidence_reads_markov:
+            outputs.append(self.model.confidence_head.of_tokens(markov.markov_w1(previous)))
+        return (*outputs, pairs)
+
+
+def block_mask(positions: Tensor, behind: int, places: Tensor, window: int, causal: bool) -> Tensor:
+    """Return the additive mask [B, 1, S, M] of a block that begins `behind` the context.
+
+    Shapes: positions [B, C + S] of context and block, places [M].
+    """
+    query = positions[:, behind:].unsqueeze(1).unsqueeze(-1)
+    last = query if causal else positions[:, -1:].unsqueeze(1).unsqueeze(-1)
+    seen = visible(last, places, 0) & (query >= 0)
+    if window:
+        seen = seen & (places > query - window)
+    lowest = torch.full((), torch.finfo(torch.float32).min)
+    return torch.where(seen, torch.zeros(()), lowest)

@@ -1,0 +1,105 @@
+"""Random block heads of the tests' target, as checkpoints of each format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from heads.conftest import INPUTS, LAYER, VOCABULARY, WIDTH
+
+BLOCK, MASK, HEAD_DIM = 8, 95, 8
+
+BLOCK_LAYER = {
+    **LAYER, "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": HEAD_DIM,
+    "rope_theta": 10000.0,
+}  # fmt: skip
+
+OUTPUTS = [i - 1 for i in INPUTS]
+"""The layers of the target whose outputs a head reads: inputs of the next ones."""
+
+
+RANK = 8
+
+
+def random_weights(
+    confidence: bool = False, scored: int = VOCABULARY, rank: int = 0
+) -> dict[str, torch.Tensor]:
+    """Return random weights of a block head of two layers, by the names of all formats."""
+    torch.manual_seed(3)
+
+    def normal(*shape: int, scale: float = 0.3) -> torch.Tensor:
+        return torch.randn(*shape) * scale
+
+    made = {
+        "fc.weight": normal(WIDTH, len(INPUTS) * WIDTH),
+        "hidden_norm.weight": 1 + normal(WIDTH),
+        "norm.weight": 1 + normal(WIDTH),
+    }
+    for i in range(2):
+        made |= {
+            f"layers.{i}.input_layernorm.weight": 1 + normal(WIDTH),
+            f"layers.{i}.post_attention_layernorm.weight": 1 + normal(WIDTH),
+            f"layers.{i}.self_attn.q_proj.weight": normal(WIDTH, WIDTH),
+            f"layers.{i}.self_attn.k_proj.weight": normal(WIDTH // 2, WIDTH),
+            f"layers.{i}.self_attn.v_proj.weight": normal(WIDTH // 2, WIDTH),
+            f"layers.{i}.self_attn.o_proj.weight": normal(WIDTH, WIDTH),
+            f"layers.{i}.self_attn.q_norm.weight": 1 + normal(HEAD_DIM),
+            f"layers.{i}.self_attn.k_norm.weight": 1 + normal(HEAD_DIM),
+            f"layers.{i}.mlp.gate_proj.weight": normal(64, WIDTH),
+            f"layers.{i}.mlp.up_proj.weight": normal(64, WIDTH),
+            f"layers.{i}.mlp.down_proj.weight": normal(WIDTH, 64),
+        }
+    if scored < VOCABULARY:
+        ids = torch.sort(torch.randperm(VOCABULARY)[:scored]).values
+        made["d2t"] = ids - torch.arange(scored)
+        made["lm_head.weight"] = normal(scored, WIDTH)
+    if confidence:
+        made["confidence_head.proj.weight"] = normal(1, WIDTH + rank)
+        made["confidence_head.proj.bias"] = normal(1)
+    if rank:
+        made["markov_head.markov_w1.weight"] = normal(VOCABULARY, rank, scale=1.0)
+        made["markov_head.markov_w2.weight"] = normal(VOCABULARY, rank, scale=1.0)
+    return made
+
+
+def save_block_head(
+    folder: Path, form: str = "dflash", weights: dict[str, torch.Tensor] | None = None, **more: Any
+) -> Path:
+    """Write a checkpoint as `dflash`, `dspark` or `speculators` have it; `more` is of config.json.
+
+    `markov` is `dspark` with a Markov head.
+
+    Embeddings and the last projection are the target's, but in that of speculators.
+    """
+    folder.mkdir()
+    if form == "dflash":
+        config: dict[str, Any] = {
+            **BLOCK_LAYER, "architectures": ["DFlashDraftModel"], "block_size": BLOCK,
+            "num_target_layers": 4,
+            "dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS},
+        }  # fmt: skip
+    elif form in ("dspark", "markov"):
+        rank = RANK if form == "markov" else 0
+        config = {
+            **BLOCK_LAYER, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK - 1,
+            "mask_token_id": MASK, "target_layer_ids": OUTPUTS, "enable_confidence_head": True,
+            "confidence_head_with_markov": bool(rank), "markov_rank": rank,
+            "markov_head_type": "vanilla",
+        }  # fmt: skip
+    else:
+        config = {
+            "architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash",
+            "transformer_layer_config": BLOCK_LAYER, "block_size": BLOCK, "mask_token_id": MASK,
+            "aux_hidden_state_layer_ids": INPUTS, "draft_vocab_size": 40,
+        }  # fmt: skip
+    made = weights
+    if made is None:
+        scored = 40 if form == "speculators" else VOCABULARY
+        made = random_weights(form in ("dspark", "markov"), scored, RANK * (form == "markov"))
+    (folder / "config.json").write_text(json.dumps(config | more), encoding="utf-8")
+    save_file(made, folder / "model.safetensors")
+    return folder

@@ -1,0 +1,277 @@
+"""Block heads of all formats: what is read, what graphs compute, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from heads.blocks import (
+    BLOCK,
+    HEAD_DIM,
+    MASK,
+    OUTPUTS,
+    RANK,
+    random_weights,
+    save_block_head,
+)
+from heads.conftest import INPUTS, RECIPE, VOCABULARY, WIDTH
+from specrt.errors import CheckpointError, ExportError, SpecrtError
+from specrt_export.builder import build
+from specrt_export.check.block_equivalence import check_block_head, run_block
+from specrt_export.checkpoint import Checkpoint, linked
+from specrt_export.heads.dflash_format import BlockHead
+from specrt_export.heads.dflash_module import load_block_head
+from specrt_export.heads.head_checkpoint import own_weights
+from specrt_export.heads.head_formats import is_head, read_head
+from specrt_export.portable.exporter import export_head
+from specrt_export.recipe import read_recipe
+
+
+def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHead:
+    head = read_head(Checkpoint.open(folder), Checkpoint.open(target), layers)
+    assert isinstance(head, BlockHead)
+    return head
+
+
+def exported(head: BlockHead, folder: Path) -> tuple[Path, Path]:
+    """Export a head; return its graph and the folder of its weights."""
+    checkpoint = linked(head.checkpoint, own_weights(head), folder / "weights")
+    return export_head(head, checkpoint, folder / "head.onnx", 64).path, folder / "weights"
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Turn heads [S, heads, D] by their positions."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(len(x))[:, None] / 10000 ** (torch.arange(half) / half)
+    cos, sin = (t.repeat(1, 2)[:, None] for t in (angles.cos(), angles.sin()))
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor:
+    """Compute a block of embeddings [S, W] behind a context [C, W] from the paper: states [S, W].
+
+    Position by position: each sees the whole context and the whole block.
+    """
+    state, behind = embeds, len(context)
+    for i in range(2):
+        own = {n.removeprefix(f"layers.{i}."): t for n, t in w.items()}
+        x = rms(state, own["input_layernorm.weight"])
+        read = torch.cat([context, x])
+
+        def part(name: str, x: Tensor, own: dict[str, Tensor] = own) -> Tensor:
+            return (x @ own[f"self_attn.{name}_proj.weight"].T).view(len(x), -1, HEAD_DIM)
+
+        norms = [own[f"self_attn.{n}_norm.weight"] for n in "qk"]
+        padded = torch.cat([torch.zeros(behind, WIDTH), x])
+        q = rotated(rms(part("q", padded), norms[0]))[behind:]
+        k, v = rotated(rms(part("k", read), norms[1])), part("v", read)
+        made = torch.zeros(len(x), 4, HEAD_DIM)
+        for head in range(4):
+            scores = q[:, head] @ k[:, head // 2].T / HEAD_DIM**0.5
+            made[:, head] = scores.softmax(-1) @ v[:, head // 2]
+        state = state + made.reshape(len(x), -1) @ own["self_attn.o_proj.weight"].T
+        y = rms(state, own["post_attention_layernorm.weight"])
+        gate, up, down = (own[f"mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
+        state = state + (silu(y @ gate.T) * (y @ up.T)) @ down.T
+    return rms(state, w["norm.weight"])
+
+
+@pytest.mark.parametrize("form", ["dflash", "dspark", "markov"])
+def test_a_block_is_what_the_paper_says(tmp_path: Path, target: Path, form: str) -> None:
+    """Module against a few lines of algebra; graph against module."""
+    weights = random_weights(form != "dflash", rank=RANK if form == "markov" else 0)
+    head = opened(save_block_head(tmp_path / "head", form, weights), target)
+    feature, model = load_block_head(head)
+    rng = np.random.default_rng(0)
+    context = rng.normal(size=(9, WIDTH)).astype(np.float32)
+    found = run_block(model, 7, context)
+    block = torch.full((head.config.block_size,), MASK)
+    block[0] = 7
+    embeds = model.embed_tokens(block).detach()
+    states = written_out(weights, embeds, torch.from_numpy(context))
+    # The first position of DFlash stands for a token that is known.
+    states = states[1:] if form == "dflash" else states
+    assert len(states) == BLOCK - 1
+    token, logits, sure = 7, [], []
+    for state in states:
+        scores, read = state @ model.lm_head.weight.detach().T, state
+        if form == "markov":
+            before = weights["markov_head.markov_w1.weight"][token]
+            scores = scores + weights["markov_head.markov_w2.weight"] @ before
+            read = torch.cat([state, before])
+        if form != "dflash":
+            odds = weights["confidence_head.proj.weight"][0] @ read
+            sure.append(torch.sigmoid(odds + weights["confidence_head.proj.bias"])[0])
+        logits.append(scores)
+        token = int(scores.argmax())
+    assert np.allclose(found["logits"], torch.stack(logits), atol=1e-4)
+    assert np.allclose(found.get("confidence", []), sure, atol=1e-4)
+    read = [torch.from_numpy(rng.normal(size=(3, WIDTH)).astype(np.float32)) for _ in INPUTS]
+    projected = rms(torch.cat(read, -1) @ weights["fc.weight"].T, weights["hidden_norm.weight"])
+    assert torch.allclose(feature(read).detach(), projected, atol=1e-4)
+    assert check_block_head(head, *exported(head, tmp_path)) < 1e-4
+
+
+WINDOWED = {
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6,
+    "use_sliding_window": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "causal"),
+    [
+        ({}, (True, False)),
+        ({"sliding_window_non_causal": True}, (False, False)),
+        ({"is_causal": True}, (True, True)),
+    ],
+    ids=["windows are causal", "no layer is", "all layers are"],
+)
+def test_windows_and_masks_are_as_the_checkpoint_says(
+    tmp_path: Path, target: Path, more: dict[str, Any], causal: tuple[bool, ...]
+) -> None:
+    head = opened(save_block_head(tmp_path / "head", "dspark", **WINDOWED, **more), target)
+    assert head.config.windows == (6, 0)
+    assert head.config.causal == causal
+    graph, weights = exported(head, tmp_path)
+    assert check_block_head(head, graph, weights) < 1e-4
+    for change in ({"causal": tuple(not c for c in causal)}, {"windows": (0, 0)}):
+        for name, value in change.items():
+            object.__setattr__(head.config, name, value)
+    with pytest.raises(ExportError, match="disagrees with the head"):
+        check_block_head(head, graph, weights)
+
+
+def test_every_format_says_the_same(tmp_path: Path, target: Path) -> None:
+    weights = random_weights()
+    forms = {
+        "dflash": {}, "speculators": {"draft_vocab_size": VOCABULARY},
+        "dspark": {"block_size": BLOCK, "enable_confidence_head": False,
+                   "sample_from_anchor": False},
+    }  # fmt: skip
+    heads = [
+        opened(save_block_head(tmp_path / form, form, weights, **more), target)
+        for form, more in forms.items()
+    ]
+    for head in heads:
+        assert head.config.inputs == tuple(INPUTS)
+        assert head.config.drafts == BLOCK - 1
+        assert not head.guess
+        assert {**vars(head.config), "layer": {}} == {**vars(heads[0].config), "layer": {}}
+
+
+def test_layers_that_nobody_names_are_said_to_be_a_guess(tmp_path: Path, target: Path) -> None:
+    folder = save_block_head(tmp_path / "head", dflash_config={"mask_token_id": MASK})
+    head = opened(folder, target, (0, 1, 3))
+    assert (head.config.inputs, head.guess) == ((0, 1, 3), "")
+    assert "`layers`" in read_guess(tmp_path, target)
+
+
+def read_guess(folder: Path, target: Path) -> str:
+    weights = random_weights()
+    weights["fc.weight"] = weights["fc.weight"][:, : 2 * WIDTH].clone()
+    config = {"dflash_config": {"mask_token_id": MASK}}
+    return opened(save_block_head(folder / "two", weights=weights, **config), target).guess
+
+
+def flash(**more: Any) -> dict[str, Any]:
+    return {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS, **more}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (flash(target_layer_ids=[0, 1, 3]), "expected numbers from 0 to 3"),
+        (flash(target_layer_ids=[0, 1]), r"fc\.weight is \[32, 96\]; expected \[32, 64\]"),
+        (flash(mask_token_id=VOCABULARY), "a token below 96"),
+        (flash(projector_type="domino"), "projector_type 'domino'"),
+        ({"block_size": 1}, "block_size 1"),
+        ({"block_size": 65}, "up to 64"),
+        ({"num_target_layers": 36}, "a target of 36 layers"),
+        ({"model_type": "gpt2"}, "layers of 'gpt2'"),
+        ({"architectures": ["DFlash2DraftModel"]}, "second version"),
+        ({"layer_types": ["full_attention"]}, "for each of 2 layers"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "no layer_types"),
+        ({"markov_rank": 4, "markov_head_type": "rnn"}, "markov_head_type 'rnn'"),
+        ({"markov_rank": 4, "draft_vocab_size": 40}, "Markov head and scores 40 entries"),
+        ({"markov_rank": 4}, r"markov_head.markov_w1.weight is nothing"),
+        ({"block_size": None}, "block_size None"),
+        ({"dflash_config": [MASK]}, r"dflash_config \[95\]; expected an object"),
+        (flash(target_layer_ids=2), "inputs of layers 2 of"),
+        (flash(target_layer_ids=[0, "1"]), r"inputs of layers \[1, '1'\] of"),
+        ({"draft_vocab_size": "40"}, "draft_vocab_size '40'"),
+        ({"layer_types": 3}, "layer_types 3"),
+        ({"head_dim": {"size": 8}}, "head_dim"),
+        ({"num_key_value_heads": 3}, "a multiple of the second"),
+        ({"num_hidden_layers": 1}, r"holds layers\.1\.\S+, which no block head"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, target: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        opened(save_block_head(tmp_path / "head", **change), target)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hidden_norm.weight", "layers.1.self_attn.q_norm.weight", "layers.0.mlp.up_proj.weight"],
+)
+def test_weights_that_are_missing_are_refused(tmp_path: Path, target: Path, name: str) -> None:
+    weights = {n: t for n, t in random_weights().items() if n != name}
+    with pytest.raises(CheckpointError, match=f"{name} is nothing"):
+        opened(save_block_head(tmp_path / "head", weights=weights), target)
+
+
+@pytest.mark.parametrize("name", ["layers.0.self_attn.q_proj.bias", "layers.two.norm.weight"])
+def test_weights_that_nothing_would_read_are_refused(
+    tmp_path: Path, target: Path, name: str
+) -> None:
+    weights = random_weights() | {name: torch.zeros(WIDTH)}
+    with pytest.raises(CheckpointError, match=f"holds {name}, which no block head"):
+        opened(save_block_head(tmp_path / "head", weights=weights), target)
+
+
+def test_a_head_is_known_by_its_weights_too(tmp_path: Path, target: Path) -> None:
+    folder = save_block_head(tmp_path / "head", architectures=["Qwen3ForCausalLM"])
+    assert is_head(Checkpoint.open(folder))
+    assert opened(folder, target).config.drafts == BLOCK - 1
+
+
+def test_buffers_in_which_no_block_fits_are_refused(tmp_path: Path, target: Path) -> None:
+    text = RECIPE.format(target=target, head=save_block_head(tmp_path / "head"))
+    text = (
+        text.replace("= 160", f"= {BLOCK}").replace("= 12", "= 4").replace("3, 4, 5, 6, 7, 8", "3")
+    )
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecrtError, match=f"max_length is {BLOCK}.*expected {BLOCK + 1} or more"):
+        build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("tensorrt-rtx", "tensorrt-rtx runs no dflash heads yet"),
+        ("tensorrt", "tensorrt runs no dflash heads yet"),
+    ],
+)
+def test_other_backends_refuse_block_heads_by_name(
+    tmp_path: Path, target: Path, backend: str, message: str
+) -> None:
+    text = RECIPE.format(target=target, head=save_block_head(tmp_path / "head"))
+    text = text.replace("[engine]", f'[engine]\nbackend = "{backend}"').replace("batch = 2", "")
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecrtError, match=message):
+        build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

@@ -1,0 +1,574 @@
+"""Heads on TensorRT: real plans of them, and rounds over doubles that run what the plans mean."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from gpucheck.correctness import TOLERANCES, check_head
+from gpucheck.evidence import CheckError, Evidence
+from onnx import helper, numpy_helper
+
+import specrt
+from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
+from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
+from shared import locked, shared_folder
+from specrt.bundle import Bundle
+from specrt.engine.head_engine import TrimmedEngine
+from specrt.engine.protocol import Feed
+from specrt.engine.tensorrt import engine as opening
+from specrt.engine.tensorrt import engine_record, library
+from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, read_engine_record
+from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
+from specrt.engine.tensorrt.fused_round import CapturedRounds
+from specrt.engine.tensorrt.head import HeadStates, TensorRtHead
+from specrt.engine.tensorrt.library import NATIVE
+from specrt.errors import BuildError, EngineError
+from specrt.generator import Generator
+from specrt.params import SamplingParams
+from specrt.system.gpu import survey
+from specrt.tuning.pass_timer import PassTimer
+from specrt_export.builder import build
+from specrt_export.compile.compiler import CompiledModel
+from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
+from specrt_export.heads.eagle3_format import KIND
+from specrt_export.lint import lint
+from specrt_export.lower.lazy_tensor import ENGINE
+from specrt_export.lower.tensorrt_lowering import mark_decomposable
+from specrt_export.portable import exporter
+from specrt_export.portable.attachment import ExportedGraph
+from specrt_export.recipe import read_recipe
+from support.cuda_double import MACHINE, Code, CudaDouble, DoubleDevice
+from support.graph_double import GraphDouble
+from support.tensorrt_double import library_double
+
+RTX = "tensorrt-rtx"
+GAMMAS, PREFILL = (1, 2, 4), 12
+STAGES = "stages.txt"
+"""What a build said on its way, beside what it made."""
+Built = Callable[..., Path]
+
+
+class Exports:
+    """The graphs of pairs: each way to build one begins with the same two."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def once(self, export: Callable[..., ExportedGraph]) -> Callable[..., ExportedGraph]:
+        def exported(*given: Any, **named: Any) -> ExportedGraph:
+            out = next(one for one in given if isinstance(one, Path))
+            path = self._folder / "-".join([export.__name__, *named, out.name])
+            record = path.with_suffix(".pickle")
+            with locked(path.with_suffix(".lock")):
+                if not record.exists():
+                    made = export(*given, **named)
+                    shutil.copyfile(made.path, path)
+                    record.write_bytes(pickle.dumps(made))
+            shutil.copyfile(path, out)
+            made = pickle.loads(record.read_bytes())
+            return replace(made, path=out)
+
+        return exported
+
+
+@pytest.fixture(scope="session")
+def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Build the pair, or the target with another draft; keep the lowered graphs beside it."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
+    root = shared_folder(tmp_path_factory) / "plans-of-heads"
+    root.mkdir(exist_ok=True)
+    exports = Exports(root)
+
+    def once(
+        version: str = "", batch: int = 1, precision: str = "fp32", draft: Path | None = None,
+        gammas: Sequence[int] = GAMMAS, backend: str = RTX, name: str = "",
+    ) -> Path:  # fmt: skip
+        draft = draft or bundle.parent / "head"
+        folder = root / "-".join([backend, version, str(batch), precision, draft.name, name])
+        with locked(root / f"{folder.name}.lock"):
+            if not (folder / "bundle").exists():
+                folder.mkdir()
+                make(folder, version, batch, precision, draft, gammas, backend)
+        return folder / "bundle"
+
+    def make(
+        folder: Path, version: str, batch: int, precision: str, draft: Path,
+        gammas: Sequence[int], backend: str,
+    ) -> None:  # fmt: skip
+        compiles = TensorRtCompiler.compile
+
+        def kept(self: Any, lowered: Any, *places: Any) -> Any:
+            shutil.copytree(lowered.folder, folder / lowered.role)
+            return compiles(self, lowered, *places)
+
+        text = RECIPE.format(target=target, head=draft)
+        text = text.replace("batch = 2", f'batch = {batch}\nbackend = "{backend}"')
+        text = text.replace("[1, 2, 3, 4, 5, 6, 7, 8]", str(list(gammas)))
+        text += f'precision = "{precision}"\n'
+        text += f'[tensorrt]\nversion = "{version}"\n' if version else ""
+        if precision.startswith("int"):
+            text += '[quality]\ncalibration = "text.txt"\n'
+            words = " ".join(f"t{7 * i * i % VOCABULARY}" for i in range(300))
+            (folder / "text.txt").write_text(words, encoding="utf-8")
+        (folder / "recipe.toml").write_text(text, encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(TensorRtCompiler, "compile", kept)
+            for name in ("export_graph", "export_head"):
+                patched.setattr(exporter, name, exports.once(getattr(exporter, name)))
+            stages: list[str] = []
+            build(
+                read_recipe(folder / "recipe.toml"), folder / "bundle",
+                lambda stage, done: stages.append(stage),
+            )  # fmt: skip
+            (folder / STAGES).write_text("\n".join(stages), encoding="utf-8")
+
+    return once
+
+
+class Gpu:
+    """A machine whose plans are run by ONNX Runtime, on a device in NumPy."""
+
+    def __init__(self, size: int = 1 << 24) -> None:
+        self.cuda = CudaDouble(size)
+        self.devices: list[DoubleDevice] = []
+        self.plans: dict[str, GraphDouble] = {}
+
+    def device(self) -> DoubleDevice:
+        self.devices.append(DoubleDevice(cuda=self.cuda))
+        return self.devices[-1]
+
+    def library(self, bundle: Path) -> Any:
+        manifest = Bundle.open(bundle).manifest
+        library = library_double(RTX, manifest.versions[RTX], cuda=self.cuda)
+        for model in manifest.models:
+            role = model.engine.partition("/")[0]
+            data = (bundle / role / PLAN).read_bytes()
+            library.module.plans[data] = partial(self.plan, bundle, role, model.geometry, manifest)
+        return library
+
+    def plan(self, bundle: Path, role: str, geometry: Any, manifest: Any, log: Any) -> GraphDouble:
+        record = read_engine_record(bundle / role / FILE_NAME)
+        graph = bundle.parent / role / ENGINE
+        self.plans[role] = GraphDouble(
+            self.cuda, log, record, graph, geometry, manifest.batch, manifest.max_length
+        )
+        return self.plans[role]
+
+    def hold_closed(self) -> None:
+        assert all(device.closed == 1 and not device.leaked for device in self.devices)
+        assert (self.cuda.memory, self.cuda.graphs, self.cuda.streams) == ({}, {}, 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """The machine, on which nothing is left open."""
+    made = Gpu()
+    monkeypatch.setattr(opening, "CudaDevice", made.device)
+    yield made
+    made.hold_closed()
+
+
+@pytest.fixture
+def load(gpu: Gpu, built: Built, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Generator]:
+    """Open the pair on that machine."""
+
+    def loaded(version: str = "", batch: int = 1, draft: Path | None = None) -> Generator:
+        folder = built(version, batch, draft=draft)
+        opened = gpu.library(folder)
+        monkeypatch.setattr(opening, "open_library", lambda backend: opened)
+        for module in (engine_record, library):  # plans are built where there is no GPU
+            monkeypatch.setattr(module, "survey", lambda: MACHINE)
+        return specrt.load(folder, threads=1, text_memory_bytes=0)
+
+    return loaded
+
+
+def engines(generator: Generator) -> tuple[TensorRtEngine, TensorRtHead]:
+    """Return the engines below a pair."""
+    target, draft = generator.models.target, generator.models.draft
+    assert isinstance(target, TensorRtEngine)
+    assert isinstance(draft, TrimmedEngine)
+    assert isinstance(draft.engine, TensorRtHead)
+    return target, draft.engine
+
+
+FORMS = pytest.mark.parametrize(
+    ("version", "batch"), [("", 1), ("", 2), ("10.3", 2)], ids=["native", "rows", "decomposed"]
+)
+
+
+def drafts(generator: Generator) -> list[list[int]]:
+    """Return what is drafted in random rounds: any number of drafted tokens is accepted."""
+    found = []
+    for seed in range(12):
+        text = Rounds(generator, seed)
+        text.step()  # reads the prompt
+        for number in range(8):
+            if number % 5 == 2:
+                text.step()
+            text.step(lambda tokens, gamma: [])
+        found += text.drafts
+    return found
+
+
+@pytest.fixture(scope="module")
+def cpu(bundle: Path) -> Iterator[Generator]:
+    """The pair on a CPU."""
+    with specrt.load(bundle, threads=1, text_memory_bytes=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def drafts_on_cpu(cpu: Generator) -> list[list[int]]:
+    return drafts(cpu)
+
+
+@FORMS
+def test_drafts_are_those_of_a_cpu_after_any_rounds(
+    load: Callable[..., Generator], drafts_on_cpu: list[list[int]], version: str, batch: int
+) -> None:
+    """Rolled back anywhere, after rounds without the head, prompts in several passes."""
+    with load(version, batch) as generator:
+        assert drafts(generator) == drafts_on_cpu
+        captured = generator.models.cuda_graphs
+        target, head = engines(generator)
+        fixed = {width for width in range(1, PREFILL + 1) if head.captures(width, 1)}
+    assert len(drafts_on_cpu) == 96
+    assert {len(tokens) for tokens in drafts_on_cpu} == {*range(1, 9)}
+    assert fixed == {1, 2, 3, 4, 5}
+    assert captured is not None
+    assert captured.captured >= len(fixed) + target.captures(1, 1)
+    assert captured.refusals == ()
+
+
+def off_by_one(patched: pytest.MonkeyPatch) -> None:
+    read = FeatureBuffer.read
+
+    def shifted(self: FeatureBuffer, to: int, starts: Sequence[int], width: int) -> None:
+        read(self, to, [max(0, start - 1) for start in starts], width)
+
+    patched.setattr(FeatureBuffer, "read", shifted)
+
+
+def states_stay(patched: pytest.MonkeyPatch) -> None:
+    """The target's features do not take the place of the states that a head went on from."""
+    after, states = FeatureBuffer.after, HeadStates.go_on
+
+    def kept(self: FeatureBuffer, bound: Any, starts: Sequence[int], shape: Any) -> None:
+        if starts[0] not in written:
+            after(self, bound, starts, shape)
+
+    def noted(self: HeadStates, row: int, position: int) -> None:
+        written.add(position)
+        states(self, row, position)
+
+    written: set[int] = set()
+    patched.setattr(FeatureBuffer, "after", kept)
+    patched.setattr(HeadStates, "go_on", noted)
+
+
+def feature_for_state(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(HeadStates, "go_on", lambda self, row, position: None)
+
+
+def states_of_another_place(patched: pytest.MonkeyPatch) -> None:
+    after = HeadStates.after
+
+    def first(self: HeadStates, bound: Any, starts: Sequence[int], shape: Any) -> None:
+        self.last = {row: position - 1 for row, position in self.last.items()}
+        after(self, bound, starts, shape)
+
+    patched.setattr(HeadStates, "after", first)
+
+
+@pytest.mark.parametrize(
+    "broken", [off_by_one, states_stay, feature_for_state, states_of_another_place]
+)
+def test_a_head_that_reads_something_else_drafts_otherwise(
+    load: Callable[..., Generator], drafts_on_cpu: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None],
+) -> None:  # fmt: skip
+    with load() as generator:
+        broken(monkeypatch)
+        found = drafts(generator)
+    same = [one == other for one, other in zip(found, drafts_on_cpu, strict=True)]
+    assert sum(same) < len(same) / 2
+
+
+def test_gpu_check_tells_a_head_that_is_right_from_one_that_is_not(
+    load: Callable[..., Generator], cpu: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load() as generator:
+        evidence = Evidence()
+        check_head(generator.models, cpu.models, TOLERANCES["fp32"], evidence)
+        assert evidence.facts["compared"] == (GAMMAS[-1] + 3) * GAMMAS[-1]
+        feature_for_state(monkeypatch)
+        with pytest.raises(CheckError, match="the head's logits are"):
+            check_head(generator.models, cpu.models, TOLERANCES["fp16"], Evidence())
+
+
+@pytest.fixture(scope="module")
+def on_cpu(cpu: Generator) -> list[Any]:
+    """What the bundle for a CPU answers: texts, and how each round of them went."""
+    return answers(cpu)
+
+
+def answers(generator: Generator) -> list[Any]:
+    """Return texts and rounds of requests, one after the other and on all rows."""
+    found = []
+    for settings in SETTINGS:
+        for verifier in ("match", "rejection"):
+            params = SamplingParams(max_tokens=24, ignore_eos=True, verifier=verifier, **settings)
+            for gamma in (0, 2, 4):
+                for prompt in PROMPTS[: 4 if gamma == 4 else 1]:
+                    done = generator.generate(prompt, params, gamma=gamma, drafter="model")
+                    rounds = [(one.drafted, one.accepted) for one in done.speculation.log]
+                    found.append((done.token_ids, rounds))
+            texts = generator.generate_many(PROMPTS, params, gamma=4, drafter="cascade")
+            found.append([text[0].token_ids for text in texts])
+    return found
+
+
+@FORMS
+def test_texts_and_rounds_are_those_of_a_cpu(
+    on_cpu: list[Any], load: Callable[..., Generator], version: str, batch: int
+) -> None:
+    with load(version, batch) as generator:
+        found = answers(generator)
+    for number, (one, other) in enumerate(zip(found, on_cpu, strict=True)):
+        assert one == other, number
+
+
+def test_nothing_of_a_draft_comes_to_the_host_but_its_tokens(
+    gpu: Gpu, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy rounds: of each pass the staged results, and no scores, features or states."""
+    fetched: list[int] = []
+    with load() as generator:
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        for _ in range(3):  # until passes of all sizes were captured
+            generator.generate(PROMPTS[0], params, gamma=4, drafter="model")
+        transfer = DoubleDevice.transfer
+
+        def noted(self: Any, to: int, source: int, size: int, *, sends: bool) -> None:
+            fetched.extend([size] * (not sends))
+            transfer(self, to, source, size, sends=sends)
+
+        monkeypatch.setattr(DoubleDevice, "transfer", noted)
+        monkeypatch.setattr(DoubleDevice, "read", lambda *_: pytest.fail("scores were read"))
+        for plan in gpu.plans.values():
+            plan.passes.clear()
+        launched = gpu.cuda.calls["cudaGraphLaunch"]
+        generator.generate(PROMPTS[0], params, gamma=4, drafter="model")
+        launched = gpu.cuda.calls["cudaGraphLaunch"] - launched
+        assert launched + len(fetched) == sum(len(plan.passes) for plan in gpu.plans.values())
+        assert launched > 10 * len(fetched)
+        assert {width for width, _ in gpu.plans["draft"].passes} > {1}
+        assert generator.models.rounds is None  # no round is one launch
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rounds_of_a_head_are_timed(load: Callable[..., Generator], batch: int) -> None:
+    """From a position that no text led to."""
+    with load("", batch) as generator:
+        timer = PassTimer(generator.models, None, perf_counter_ns)
+        timer.fill(perf_counter_ns() + 10**12)
+        for gamma in (0, *GAMMAS):
+            timed = timer.burst(gamma, 3)
+            assert [one.drafted for one in timed] == [gamma] * 3
+
+
+def test_a_head_ends_with_its_target(gpu: Gpu, load: Callable[..., Generator]) -> None:
+    """Also where a copy fails, and where the head is closed first."""
+    generator = load()
+    target, head = engines(generator)
+    head.forward([[1, 2, 3]], 0, 1)
+    for feed in (Feed(0, [1], 160, 1, recursive=True), Feed(0, [1, 2], 5, 1, recursive=True)):
+        with pytest.raises(EngineError, match=r"would write positions|has 2 tokens"):
+            head.forward_rows([feed._replace(start=feed.start + 1)])
+    gpu.cuda.fail("cudaMemcpyAsync", after=1)
+    with pytest.raises(EngineError, match="cannot copy on the device"):
+        head.forward_rows([Feed(0, [1], 5, 1, recursive=True)])
+    with pytest.raises(EngineError, match="an earlier pass failed"):
+        head.forward([[1]], 0)
+    target.close()
+    with pytest.raises(EngineError, match=r"an earlier pass failed|closed"):
+        head.forward([[1]], 0)
+    generator.close()
+    gpu.hold_closed()
+    generator = load()
+    target, head = engines(generator)
+    head.close()
+    with pytest.raises(EngineError, match="closed"):
+        head.forward([[1]], 0)
+    target.forward([[1, 2]], 0)
+    target.end(EngineError("a pass of the target"))
+    generator.close()
+
+
+def test_a_failed_copy_of_features_ends_the_target(
+    gpu: Gpu, load: Callable[..., Generator]
+) -> None:
+    with load() as generator:
+        target, head = engines(generator)
+        target.forward([[1, 2]], 0)
+        gpu.cuda.fail("cudaMemcpyAsync")  # what is fed and fetched is in the captured graph
+        with pytest.raises(EngineError, match="cannot copy on the device"):
+            target.forward([[1, 2]], 0)
+        gpu.cuda.fails = {}
+        with pytest.raises(EngineError, match="what the KV buffers hold is not known"):
+            target.forward([[1, 2]], 0)
+        with pytest.raises(EngineError, match="what the KV buffers hold is not known"):
+            head.forward([[1]], 2)
+
+
+@pytest.mark.parametrize("purpose", ["features", "states of a head"])
+def test_too_little_memory_is_told_by_purpose(
+    gpu: Gpu, load: Callable[..., Generator], purpose: str
+) -> None:
+    allocate = DoubleDevice.allocate
+
+    def short(self: DoubleDevice, size: int, name: str) -> int:
+        if name == purpose:
+            gpu.cuda.fail("cudaMalloc", code=Code.cudaErrorMemoryAllocation)
+        return allocate(self, size, name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DoubleDevice, "allocate", short)
+        with pytest.raises(EngineError, match=rf"cannot allocate {purpose}: .* are needed"):
+            load()
+    gpu.cuda.fails = {}
+
+
+def test_the_parts_of_a_pair_say_what_they_hand_over(built: Built) -> None:
+    folder = built("", 1)
+    manifest = Bundle.open(folder).manifest
+    assert manifest.draft is not None
+    assert (manifest.target.features, manifest.draft.features) == (WIDTH, WIDTH)
+    target, head = (read_engine_record(folder / r / FILE_NAME) for r in ("target", "draft"))
+    assert (target.feature, target.hidden, head.feature, head.hidden) == (WIDTH, 0, 0, WIDTH)
+    assert (target.scored, head.scored) == (manifest.target.geometry.vocab_size, SCORED)
+    names = [profile.name for profile in head.profiles]
+    assert names == ["prefill", "decode", "catch-up", "catch-up 3", "catch-up 4", "catch-up 5"]
+
+
+def test_a_head_beside_another_target_is_refused(
+    gpu: Gpu, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FeatureBuffer, "width", 7, raising=False)
+    made = FeatureBuffer.__init__
+
+    def wider(self: FeatureBuffer, memory: Any, batch: int, length: int, width: int) -> None:
+        made(self, memory, batch, length, width + 1)
+
+    monkeypatch.setattr(FeatureBuffer, "__init__", wider)
+    with pytest.raises(EngineError, match="reads features of width 32, and its target leaves"):
+        load()
+
+
+def no_gpu() -> bool:
+    return bool(survey().problem)
+
+
+@pytest.fixture(scope="session")
+def mild(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head that does not make more of what fp16 rounds than trained ones do."""
+    weights = {
+        name: tensor / 2 if tensor.is_floating_point() and tensor.ndim > 1 else tensor
+        for name, tensor in tensors().items()
+    }
+    return save_head(tmp_path_factory.mktemp("mild") / "mild", weights=weights)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["head", "trimmed"])
+def test_plans_are_built_in_every_precision(
+    built: Built, trimmed: Path, mild: Path, kind: str, precision: str
+) -> None:
+    """And TensorRT, of the version that parses them, has nothing against the graphs."""
+    draft = trimmed if kind == "trimmed" else mild
+    folder = built(precision=precision, draft=draft, gammas=(2,))
+    manifest = Bundle.open(folder).manifest
+    assert manifest.draft is not None
+    assert manifest.draft.precision == manifest.target.precision == precision
+    assert manifest.draft.kind == (KIND if kind == "head" else "")
+    assert manifest.draft.vocab_map
+    if kind == "head" and precision != "fp16":
+        said = (folder.parent / STAGES).read_text("utf-8")
+        assert ("of what the head drafts is accepted is not measured" in said) is no_gpu()
+    for role in ("target", "draft"):
+        record = read_engine_record(folder / role / FILE_NAME)
+        assert (record.form, record.compute) == (NATIVE, "fp16")
+        assert record.plan_bytes == (folder / role / PLAN).stat().st_size
+        places = [(p.width.most, p.rows.most) for p in record.profiles]
+        drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if kind == "head" else [])]
+        assert places == (drafts if role == "draft" else [(12, 3), (1, 1), (3, 3)])
+        lowered = folder.parent / role
+        graph = onnx.load(lowered / ENGINE, load_external_data=False)
+        mark_decomposable(graph)
+        assert [one for one in lint(graph, (11, 0), lowered) if one.severity != "slow"] == []
+
+
+def test_a_trimmed_draft_model_drafts_what_it_drafts_on_a_cpu(
+    load: Callable[..., Generator], built: Built, trimmed: Path
+) -> None:
+    """Greedy rounds in one launch each; sampled ones pass by pass, from the scores themselves."""
+    with specrt.load(built(backend="ort-cpu", draft=trimmed), threads=1) as generator:
+        wanted = answers(generator)
+    with load(draft=trimmed) as generator:
+        found = answers(generator)
+        rounds = generator.models.rounds
+        assert isinstance(rounds, CapturedRounds)
+        assert rounds.cuda_graphs is not None
+        assert rounds.cuda_graphs.captured > 0
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert one == other, number
+
+
+def spoil(graph: Path, name: str) -> None:
+    """Let a graph leave something else under a name."""
+    model = onnx.load(graph, load_external_data=False)
+    for node in model.graph.node:
+        node.output[:] = ["right" if one == name else one for one in node.output]
+    one = np.array(1, np.int64 if name == "argmax" else np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(one, "one"))
+    model.graph.node.append(helper.make_node("Add", ["right", "one"], [name]))
+    graph.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "said"),
+    [
+        ("target", "feature", "leaves features that differ from the portable graph"),
+        ("draft", "state", "the head's engine differs from its portable graph"),
+        ("draft", "argmax", "has a wrong argmax"),
+        ("draft", "confidence", "has a wrong confidence"),
+    ],
+)
+def test_what_a_lowered_graph_leaves_wrongly_is_found_by_the_build(
+    built: Built, monkeypatch: pytest.MonkeyPatch, role: str, name: str, said: str
+) -> None:
+    lowers = TensorRtCompiler.lower
+
+    def spoiled(self: Any, of: str, source: Any, folder: Path) -> Any:
+        made = lowers(self, of, source, folder)
+        if of == role:
+            spoil(folder / ENGINE, name)
+        return made
+
+    monkeypatch.setattr(TensorRtCompiler, "lower", spoiled)
+    plan = CompiledModel(PLAN, 0)  # none is built: the graphs are compared before
+    monkeypatch.setattr(TensorRtCompiler, "compile", lambda *_: plan)
+    with pytest.raises(BuildError, match=said):
+        built(name=name)
