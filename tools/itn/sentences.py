@@ -101,6 +101,17 @@ LOOSE = words(
 None of them could be part of an item.
 """
 
+PHRASES = words(
+    "on one side;at one end;in one go;as one man;this one;some one;from one place;no one;"
+    "by one hand;over one year",
+    ";",
+)
+"""What looks like an item and is none; the beginning keeps it apart from an item before it."""
+ONSETS = words("b c d f g h j k l m n p r s t v w y z th sh ch st br cr pl gr wh qu")
+VOWELS = words("a e i o u ea oo ai ie ou")
+CODAS = words("n r s t l d m ck ve se ns ps st th rn ng ke te ble ly ry")
+"""Parts of spelled words."""
+
 WORDS = {
     "name": words(
         "Anna Ben Carla David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nathan Olivia "

@@ -9,7 +9,19 @@ from random import Random
 from zlib import crc32
 
 from itn.items import CLOSED, KINDS, Item
-from itn.sentences import ENDINGS, LOOSE, SYLLABLES, TRAINED, UNSEEN, WORDS
+from itn.numbers import SMALL
+from itn.sentences import (
+    CODAS,
+    ENDINGS,
+    LOOSE,
+    ONSETS,
+    PHRASES,
+    SYLLABLES,
+    TRAINED,
+    UNSEEN,
+    VOWELS,
+    WORDS,
+)
 
 CHOICE = re.compile(r"\[([^]]*)\]")
 DRAWN = re.compile(r"\{(\w+)\}")
@@ -94,13 +106,25 @@ def _loose(rng: Random, held_out: bool) -> Item:
 
 def _any_word(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.6:
+    if kind < 0.45:
         word = rng.choice(LOOSE)
+    elif kind < 0.5:
+        word = rng.choice(PHRASES)
+    elif kind < 0.65:
+        word = _spelled(rng)
     elif kind < 0.8:
         word = "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3)))
     else:
         word = _word(rng, rng.choice(("name", "town", "goods", "company")))
     return word + "," if rng.random() < 0.1 else word
+
+
+def _spelled(rng: Random) -> str:
+    while True:
+        parts = (ONSETS, VOWELS, CODAS) * rng.randint(1, 2)
+        word = "".join(rng.choice(part) for part in parts)
+        if word not in (*SMALL, "past"):
+            return word
 
 
 def _draw(rng: Random, kind: str, held_out: bool) -> Item:
