@@ -45,13 +45,16 @@ ENGLISH = WhisperConfig(LogMel(feature_size=4), START, END, SILENT)
 
 
 def of_transformers(tokens: list[int], frames: int) -> tuple[list[tuple[float, float]], int]:
-    """Return times of segments and the step to the next window, as transformers finds them."""
+    """Return times of segments and the step to the next window, as transformers finds them.
+
+    All are frames: in seconds, transformers takes 1.2 s for 59 steps of 0.02 s.
+    """
     torch = pytest.importorskip("torch", reason="needs the export extra")
     library = pytest.importorskip("transformers.models.whisper.generation_whisper")
     segments, moved = library.WhisperGenerationMixin._retrieve_segment(
         seek_sequence=torch.tensor(tokens), seek_outputs=[None],
         time_offset=torch.zeros(1, dtype=torch.float64), timestamp_begin=BEGIN,
-        seek_num_frames=torch.tensor([frames]), time_precision=0.02, time_precision_features=0.01,
+        seek_num_frames=torch.tensor([frames]), time_precision=2, time_precision_features=1,
         input_stride=2, prev_idx=0, idx=0, return_token_timestamps=False,
         decoder_input_ids=torch.zeros(1, 3),
     )  # fmt: skip
@@ -74,9 +77,9 @@ def test_segments_and_steps_are_those_of_transformers(
         tokens += [*text.encode(), BEGIN + now] + [BEGIN + now] * again
     tokens += rest.encode()
     spans, moved = split(tokens, frames, BEGIN)
-    found = [(span.begin * 0.02, span.end * 0.02) for span in spans]
+    found = [(span.begin * 2, span.end * 2) for span in spans]
     wanted, step = of_transformers(tokens, frames)
-    np.testing.assert_allclose(found, wanted)
+    assert found == wanted
     assert moved == (step or frames)
 
 
@@ -185,7 +188,7 @@ def test_a_model_of_english_has_no_language_and_no_task(tokenizer: Tokenizer) ->
     [
         ({"language": "ger"}, "language is 'ger'; "),
         ({"task": "transcript"}, "task is 'transcript'; did you mean 'transcribe'"),
-        ({"no_speech_threshold": 0.01}, r"no_speech_threshold is 0.01; expected .* from 0.05 to 1"),
+        ({"no_speech_threshold": 0.01}, r"no_speech_threshold is 0.01; expected .* to 1"),
         ({"temperature": -1.0}, "temperature is -1.0; expected"),
     ],
 )

@@ -50,8 +50,9 @@ SIZES = {
 GENERATION = {
     **SETTINGS, "max_length": LENGTH, "is_multilingual": True,
     "bos_token_id": END, "pad_token_id": END,
-    "suppress_tokens": [40, 41, START, NO_SPEECH], "begin_suppress_tokens": [32, END],
+    "suppress_tokens": [40, START, NO_SPEECH, 918, 1018], "begin_suppress_tokens": [END, 355, 608],
 }  # fmt: skip
+"""Some of the suppressed are what the model would often say."""
 
 
 def save_pair(folder: Path) -> Path:
@@ -107,7 +108,7 @@ class EagerWhisper:
             (float(one["start"]), float(one["end"]), _without_end(one["tokens"].tolist()))
             for one in found
         ]
-        return [one for one in segments if bytes(t for t in one[2] if t < END).strip()]
+        return [one for one in segments if _text(one[2]).strip()]
 
     def _generate(self, features: Any, **options: Any) -> Any:
         return self._model.generate(features, do_sample=False, num_beams=1, **options)
@@ -117,3 +118,7 @@ def _without_end(tokens: list[int]) -> tuple[int, ...]:
     """Return a segment's tokens without its end, and the timestamp that begins the next one."""
     found = tuple(token for token in tokens if token != END)
     return found[:-1] if len(found) > 1 and min(found[-2:]) >= BEGIN else found
+
+
+def _text(tokens: tuple[int, ...]) -> str:
+    return bytes(token for token in tokens if token < END).decode(errors="replace")

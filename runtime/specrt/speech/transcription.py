@@ -65,8 +65,8 @@ class TranscriptionOptions:
             )
 
 
-_LEAST_THRESHOLD = 1 / MOST_RANKED
-"""What is more probable than this is among the likeliest tokens that are asked for."""
+_LEAST_THRESHOLD = 0.05
+"""What is more probable than this is among the `MOST_RANKED` likeliest tokens."""
 
 
 @dataclass(frozen=True)
