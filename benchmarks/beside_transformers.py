@@ -1,6 +1,6 @@
 """Time an encoder-decoder pair beside transformers on the same weights, from source to end.
 
-    encoder_decoder.py BUNDLE --target CHECKPOINT --draft CHECKPOINT --prompts FILE.jsonl
+    beside_transformers.py BUNDLE --target CHECKPOINT --draft CHECKPOINT --prompts FILE.jsonl
 
 Rows take turns in every repeat: specrt plain, then each drafter at each gamma, then transformers'
 `generate`, alone and with the draft as its assistant. A completion's time begins with its source,
