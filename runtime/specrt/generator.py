@@ -363,7 +363,13 @@ class RequestFactory:
                 f"decoder_start has {len(given)} tokens; expected 1 to {models.target.max_length}, "
                 "the context of this bundle"
             )
-        return [_token_id(token, models.target.geometry.vocab_size) for token in given]
+        last = models.target.geometry.vocab_size - 1
+        wrong = [token for token in given if not 0 <= token <= last]
+        if wrong:
+            raise RequestError(
+                f"decoder_start holds {wrong[0]}; expected ids of the vocabulary, 0 to {last}"
+            )
+        return given
 
     def _stats(self, gamma: Gamma | None, drafter: str | None) -> SpeculationStats:
         """Return the counts that a completion begins with, after checks of the options."""
