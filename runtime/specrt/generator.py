@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from operator import index
+from reprlib import repr as short
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from specrt.aio import AsyncStream, PacedStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import ConditionedEngine, Engine, Source
-from specrt.errors import CapacityError, RequestError, reason_of
+from specrt.errors import CapacityError, RequestError, one_line, reason_of
 from specrt.params import Gamma, GenerateOptions, SamplingParams
 from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
@@ -111,7 +112,8 @@ def source_features(given: object, shape: tuple[int, int]) -> NDArray[np.float32
         raise RequestError(
             f"the prompt is an array {list(given.shape)} of {given.dtype}; {expected}"
         )
-    features: NDArray[np.float32] = np.array(given, np.float32)
+    with np.errstate(over="ignore"):  # what is no float of 32 bits is refused as infinite
+        features: NDArray[np.float32] = np.array(given, np.float32)
     if not np.isfinite(features).all():
         raise RequestError(f"the prompt holds values that are no numbers; {expected}")
     return features
@@ -125,6 +127,17 @@ def refuse_sources(models: Models, what: str) -> None:
     if models.conditioned is not None:
         raise RequestError(
             f"this bundle is an encoder-decoder, whose prompt is a source it reads once: {what}"
+        )
+
+
+def refuse_speech(models: Models) -> None:
+    """Refuse a bundle of speech where a text was given.
+
+    Raises: RequestError.
+    """
+    if models.features is not None:
+        raise RequestError(
+            "this bundle reads speech, and a text was given; use `specrt transcribe FILE.wav`"
         )
 
 
@@ -180,7 +193,8 @@ def _token_id(token: object, vocab: int) -> int:
         with suppress(TypeError):  # arrays have the verb, and most of them no index
             number = index(token)
     if not 0 <= number < vocab:
-        raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
+        given = one_line(short(token))  # of an array, which has lines
+        raise RequestError(f"token id {given} is not in the vocabulary of 0 to {vocab - 1}")
     return number
 
 

@@ -240,6 +240,11 @@ def test_a_source_that_cannot_be_read_fails_its_own_request_alone(tokenizer: Tok
         ("a" * 65, CapacityError, "65 tokens, and the longest source .* is 64.*`max_source`"),
         ("a" * 9000, CapacityError, "9000 characters.*the longest source of this bundle is 64"),
         (3, RequestError, "of type int"),
+        (
+            np.ones((2, 99), np.float32),
+            RequestError,
+            r"^token id array[^\n]* not in the vocabulary",
+        ),
     ],
 )
 def test_a_source_that_cannot_be_is_refused_before_any_work(
@@ -274,6 +279,7 @@ def test_features_are_a_source_of_one_shape(tokenizer: Tokenizer) -> None:
         ("text", "of type str, and this bundle reads speech; expected.*3, 8"),
         (first[:, :4], r"an array \[3, 4\] of float32; expected .*\[3, 8\]"),
         (np.full((3, 8), np.nan, np.float32), "no numbers; expected"),
+        (np.full((3, 8), 1e300), "no numbers; expected"),
     ]:
         with pytest.raises(RequestError, match=words):
             made.generate(wrong)
