@@ -205,6 +205,11 @@ def _memory_key(key: object) -> str | None:
     raise RequestError(f"memory_key is {key!r}; expected a text, or None to use no memory")
 
 
+_OF_FREE_TEXT = ("min_tokens", "no_repeat_ngram_size", "forced_eos_token_id")
+"""Options of a bundle that no constraint could be kept with: a text that matches may be short, or
+say something twice, and what is cut at its limit does not match yet."""
+
+
 class RequestFactory:
     """Makes requests of prompts and options. Threads: any may call."""
 
@@ -335,9 +340,26 @@ class RequestFactory:
             for name, value in self._models.options.items()
             if getattr(params, name) is None
         }
+        if params.constraint is not None:
+            options = self._beside_constraint(options, params.decoder_start)
         if "min_tokens" in options:
             options["min_tokens"] = min(options["min_tokens"], params.max_tokens)
         return replace(params, **options) if options else params
+
+    def _beside_constraint(
+        self, options: dict[str, Any], start: Sequence[int] | None
+    ) -> dict[str, Any]:
+        """Return the bundle's own options for a text that a constraint is about.
+
+        What would rule out a text that matches is left out. A token that is to come first is none
+        of the text: it stands behind those that the text begins with.
+        """
+        kept = {name: value for name, value in options.items() if name not in _OF_FREE_TEXT}
+        first = kept.pop("forced_bos_token_id", ())
+        tokens = first[:1] if isinstance(first, Sequence) else (first,)
+        if tokens:
+            kept["decoder_start"] = (*(start or self._models.decoder_start), *tokens)
+        return kept
 
     def _start(self, prompt: Prompt, params: SamplingParams, special: bool) -> TextStart:
         """Return what a prompt comes to.
