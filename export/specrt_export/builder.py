@@ -31,7 +31,8 @@ from specrt.bundle import (
 )
 from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Source
-from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
+from specrt.errors import BuildError, BundleError, CheckpointError, SpecrtError, one_line
+from specrt.generation_config import read_generation_config
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
@@ -113,6 +114,7 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
     check_inputs(recipe, inputs, out)
+    _check_settings(inputs[0])
     pieces = _calibration(recipe, inputs[0])
     if pieces is not None:
         gate = QualityGate(recipe.engine, recipe.quality, pieces.scored, pieces.sources)
@@ -240,6 +242,27 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
     for source in read:
         if source.resolve().is_relative_to(out.resolve()):
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
+
+
+def _check_settings(model: ModelInputs) -> None:
+    """Refuse settings of an encoder-decoder that no bundle of it would open with.
+
+    Raises: CheckpointError.
+    """
+    task, checkpoint = model_task(model), model.checkpoint
+    size = checkpoint.config.get("decoder_vocab_size") or checkpoint.config.get("vocab_size")
+    if not task.conditioned or type(size) is not int:
+        return
+    settings = generation_config(checkpoint)
+    try:
+        read_generation_config(
+            checkpoint.folder / GENERATION_CONFIG,
+            json.dumps(settings).encode(),
+            start=len(decoder_start(checkpoint, task.name)),
+            vocabulary=size,
+        )
+    except BundleError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
 from specrt.engine.ort_encoder_decoder import EncoderDecoderEngine
 from specrt.engine.protocol import Feed, Source
-from specrt.errors import BuildError, EngineError
+from specrt.errors import BuildError, CheckpointError, EngineError
 from specrt.params import SamplingParams
 from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
@@ -249,6 +250,36 @@ def test_what_is_not_built_is_refused_by_a_sentence(
     )  # fmt: skip
     with pytest.raises(BuildError, match=said):
         build(recipe, tmp_path / "bundle")
+
+
+def test_settings_that_no_bundle_opens_with_are_refused_before_any_work(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "t5", ["t5"])
+    path = recipe.folder / "target" / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    settings |= {"decoder_start_token_id": 0, "forced_bos_token_id": 9999}
+    path.write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="forced_bos_token_id holds 9999; expected ids"):
+        build(recipe, tmp_path / "bundle")
+
+
+WRONG_PARTS: list[tuple[str, dict[str, Any], str]] = [
+    ("encoder", {"cross": "target/encoder.onnx"}, r"encoder.onnx takes \['input_ids'\].*together"),
+    ("encoder", {"encoder": "target/cross.onnx"}, r"cross.onnx takes \['hidden'\].*together"),
+    ("geometry", {"layers": 1, "windows": [0]}, "gives.*cross_key.2.*together"),
+]
+
+
+@pytest.mark.parametrize(("record", "values", "said"), WRONG_PARTS, ids=str)
+def test_a_part_that_is_another_is_refused_when_it_is_opened(
+    built: Built, tmp_path: Path, record: str, values: dict[str, Any], said: str
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(built("t5", "t5"), bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["target"][record] |= values
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(EngineError, match=said):
+        specrt.load(bundle, threads=1)
 
 
 def test_calibration_wants_sources_and_their_texts(tmp_path: Path) -> None:
