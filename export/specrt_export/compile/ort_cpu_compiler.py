@@ -54,7 +54,7 @@ from specrt_export.portable.graph import (
     source_of,
 )
 from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import USUAL_SOURCE, EngineOptions
+from specrt_export.recipe_tables import EngineOptions
 
 BACKEND = "ort-cpu"
 
@@ -170,7 +170,7 @@ def compile_ort_cpu(
 
     It is in the operators of the CPU kernels, and in those of ONNX Runtime where they are missing.
     Of an encoder-decoder `encoder` and `cross` are written, too, in the former alone; `max_source`
-    are the positions of its longest source, see `source_positions`.
+    are the positions of its longest source, see `EngineOptions.source_positions`.
     Weights are read, changed and written a slice at a time, never all at once.
     Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
     """
@@ -179,7 +179,10 @@ def compile_ort_cpu(
     check_length(geometry, max_length, checkpoint)
     contrib = bool(missing_kernels())
     source = source_of(portable)
-    positions = source_positions(source, max_source) if source is not None else 0
+    positions = 0
+    if source is not None:
+        options = EngineOptions(max_source=max_source)
+        positions = options.source_positions(source.max_source, features=bool(source.features))
     if contrib and any(i.name == CONTEXT for i in portable.graph.input):
         raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes
@@ -221,25 +224,6 @@ def _record(source: SourceGeometry, positions: int, parts: Mapping[str, Path]) -
         head_dim=source.head_dim, encoder="encoder.onnx" if "encoder" in parts else "",
         features=source.features, frames=source.frames,
     )  # fmt: skip
-
-
-def source_positions(source: SourceGeometry, asked: int) -> int:
-    """Return the positions of the longest source, given what a recipe asks for, 0 for nothing.
-
-    Raises: BuildError for more than the model has, or another number than features always have.
-    """
-    if asked and source.features and asked != source.max_source:
-        raise BuildError(
-            f"engine.max_source is {asked}, and a source of this model's features always has "
-            f"{source.max_source} positions; remove it"
-        )
-    if asked > source.max_source:
-        raise BuildError(
-            f"engine.max_source is {asked}, more than the {source.max_source} positions that the "
-            "encoder was trained for; lower it in the recipe"
-        )
-    most = source.max_source if source.features else min(USUAL_SOURCE, source.max_source)
-    return asked or most
 
 
 _OPTIMISED = "optimised.onnx"
