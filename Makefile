@@ -4,10 +4,18 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 PAIR    ?=
 BACKEND ?=
-PROMPT  ?= def fibonacci(n):
 ARGS    ?=
+ifeq ($(PAIR),itn)
+# A source with one right answer.
+PROMPT  ?= The crate weighs four point five kilograms and costs thirty two pounds and ten pence.
+PROMPTS := itn
+SAMPLING := --temperature 0
+else
+PROMPT  ?= def fibonacci(n):
+PROMPTS := code
 # Greedy decoding of a model this small soon repeats itself: ARGS='--temperature 0' shows it.
 SAMPLING := --temperature 0.7 --top-p 0.95 --seed 1
+endif
 # The value as it was given: a dollar sign in a prompt is a dollar sign.
 override PROMPT := $(value PROMPT)
 export PROMPT
@@ -102,7 +110,7 @@ lint: $(VENV)/.export $(VENV)/.test ## check formatting, style and types
 check: lint test ## lint and test
 
 bench: engines ## measure codelet, or PAIR: plain, gamma 2, 4 and auto
-	@$(BIN)/specrt bench $(BUNDLE) --prompts benchmarks/prompts/code.jsonl $(ARGS)
+	@$(BIN)/specrt bench $(BUNDLE) --prompts benchmarks/prompts/$(PROMPTS).jsonl $(ARGS)
 
 gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minutes 10"
 	@$(BIN)/python benchmarks/gpu $(ARGS)

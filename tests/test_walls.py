@@ -30,8 +30,11 @@ specrt_export.align
 specrt_export.measured_model
 specrt_export.check
 specrt_export.compile
+specrt_export.speech_pairs
 specrt_export.inputs
 specrt_export.estimate
+specrt_export.encoder_decoder_shape
+specrt_export.model_shape
 specrt_export.pair
 specrt_export.recipe
 specrt_export.recipe_tables
@@ -73,6 +76,7 @@ specrt.system
 specrt.text
 specrt.generation_config
 specrt.bundle specrt.params
+specrt.speech.log_mel specrt.speech.wav
 specrt.constraints
 specrt.traces
 specrt.records

@@ -1,6 +1,6 @@
-"""Grow a Llama-family checkpoint without changing what it computes.
+"""Grow a checkpoint of the Llama or T5 family without changing what it computes.
 
-    inflate.py CHECKPOINT --out FOLDER --to 200M|1B|8B [--dtype float32|bfloat16|float16]
+    inflate.py CHECKPOINT --out FOLDER --to 200M|1B|3B|8B [--dtype float32|bfloat16|float16]
     inflate.py CHECKPOINT --out FOLDER --layers 12 --intermediate-size 4096
 
 THE GROWN MODEL HAS THE SMALL ONE'S OUTPUTS AND THE BIG ONE'S COST. It is for one thing: to measure
@@ -9,12 +9,13 @@ small one, and every figure made with it has to say that its target was inflated
 
 How outputs stay. Added layers come behind the old ones and write zeros into the residual stream;
 added columns of the stream are zero, and scale and epsilon of each RMSNorm make up for the longer
-mean; added heads and intermediate units are multiplied by zero columns; where queries per kv head
-become fewer, kv heads are copied; in wider heads every rotary angle keeps its dimension. Weights
-whose value does not matter are random and as spread as the old ones, so that kernels and quantisers
-meet ordinary numbers. What writes into the residual stream cannot be: zeros, which cost a CPU what
-others do, but let a GPU draw less power. Old input columns stay side by side, so that quantising by
-blocks that fill a head and divide the old widths gives them what it gave them before.
+mean, the last one's also for what T5 multiplies by the width; added heads and intermediate units
+are multiplied by zero columns; where queries per kv head become fewer, kv heads are copied; in
+wider heads every rotary angle keeps its dimension. Weights whose value does not matter are random
+and as spread as the old ones, so that kernels and quantisers meet ordinary numbers. What writes
+into the residual stream cannot be: zeros, which cost a CPU what others do, but let a GPU draw less
+power. Old input columns stay side by side, so that quantising by blocks that fill a head and divide
+the old widths gives them what it gave them before.
 
 How well. In exact arithmetic outputs are equal; in float32 logits agree to about 1e-6. A checkpoint
 written in its own type keeps its numbers bit for bit, but for two things. Norms are written in
@@ -43,8 +44,9 @@ from numpy.typing import NDArray
 
 from growth.axes import grown_axes
 from growth.config import check_config, check_rotary, grown_config
-from growth.layout import Plan, plan_weights
-from growth.shape import PRESETS, Shape, check_growth
+from growth.family import FAMILIES, family_of
+from growth.layout import Plan, is_tied, plan_weights
+from growth.shape import Shape, check_growth, presets_of
 from growth.shards import SHARD_BYTES, Entry, write_shards
 from growth.tensor import DTYPES, encode, grow, stored_dtype
 from specrt.errors import BuildError, CheckpointError, SpecrtError
@@ -78,22 +80,25 @@ def inflate(
     Raises: SpecrtError for what cannot be grown or written; then nothing is at `out` that was not.
     """
     config, name = checkpoint.config, checkpoint.folder.resolve().name
-    check_config(config, name)
+    family = family_of(config, name)
+    check_config(config, family, name)
     if checkpoint.coded:
         raise CheckpointError(f"{name} is quantized; grow the checkpoint it was quantized from")
-    old = Shape.of(config)
-    check_growth(old, new)
+    old = Shape.of(config, family)
+    check_growth(old, new, family.divides)
     check_rotary(config, old, new)
-    tied = bool(config.get("tie_word_embeddings", False))
-    vocab = int(config["vocab_size"])
-    _check_out(out, new.parameters(vocab, tied) * DTYPES[dtype][1])
-    axes = grown_axes(old, new, vocab)
-    entries = [_entry(p, dtype) for p in plan_weights(checkpoint, axes, old, new, tied)]
+    sizes = {
+        axis: int(config[key]) for axis, key in {"vocab": "vocab_size", **family.sizes}.items()
+    }
+    tied = is_tied(checkpoint, family)
+    _check_out(out, new.parameters(sizes["vocab"], tied) * DTYPES[dtype][1])
+    axes = grown_axes(old, new, sizes)
+    entries = [_entry(p, dtype) for p in plan_weights(checkpoint, family, axes, old, new)]
     say(_summary(new, entries, dtype))
     note = f"{name}: {old}. It has that model's outputs at this one's cost."
     with atomic_folder(out) as folder:
         write_shards(folder, entries, shard_bytes)
-        text = json.dumps(grown_config(config, old, new, dtype, note), indent=2)
+        text = json.dumps(grown_config(config, old, new, dtype, note, family), indent=2)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
         for beside in BESIDE:
             if (checkpoint.folder / beside).is_file():
@@ -130,24 +135,48 @@ def _check_out(out: Path, size: int) -> None:
 
 
 def wanted_shape(config: Mapping[str, Any], to: str | None, numbers: Mapping[str, Any]) -> Shape:
-    """Return the preset, or the checkpoint's own shape, with the numbers given put in."""
-    start = PRESETS[to] if to else Shape.of(config)
-    return replace(start, **{name: n for name, n in numbers.items() if n is not None})
+    """Return the preset, or the checkpoint's own shape, with the numbers given put in.
+
+    Raises: CheckpointError for a preset that the checkpoint's family has not.
+    """
+    family = family_of(config, "the checkpoint")
+    presets = presets_of(family)
+    if to is not None and to not in presets:
+        raise CheckpointError(
+            f"--to is {to}; {', '.join(family.models)} models grow to {', '.join(presets)}; "
+            "or give numbers"
+        )
+    start = presets[to] if to else Shape.of(config, family)
+    given = {name: n for name, n in numbers.items() if n is not None}
+    if "kv_heads" not in family.keys:
+        if "kv_heads" in given:
+            raise CheckpointError(
+                f"kv_heads is {given['kv_heads']}, and heads of {' and '.join(family.models)} "
+                "models have keys of their own; give --heads alone"
+            )
+        given["kv_heads"] = given.get("heads", start.heads)
+    return replace(start, **given)
 
 
 def _number(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option(name, type=click.IntRange(1), help="In place of the preset's, or kept.")
 
 
-SHAPES = "\b\n" + "\n".join(f"{name:6}{shape}" for name, shape in PRESETS.items())
+SHAPES = "\b\n" + "\n".join(
+    f"{family.models[0]:6}{name:6}{shape}"
+    for family in FAMILIES
+    for name, shape in presets_of(family).items()
+)
+NAMES = sorted({name for family in FAMILIES for name in presets_of(family)})
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=SHAPES)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make.")
-@click.option("--to", type=click.Choice(list(PRESETS)), help="Shape with a name.")
+@click.option("--to", type=click.Choice(NAMES), help="Shape with a name.")
 @_number("--hidden-size")
 @_number("--layers")
+@_number("--decoder-layers")
 @_number("--heads")
 @_number("--kv-heads")
 @_number("--head-dim")

@@ -216,6 +216,7 @@ SHORT = (
     (r"it has layers with a recurrent state.*", "a recurrent state, which cannot be rolled back"),
     (r"it is one part of a multimodal model.*", "multimodal; its text model may export"),
     (r"it adds ALiBi.*", "ALiBi positions"),
+    (r"\w+ builds its attention mask itself.*", "builds its attention mask itself"),
     (r"\w+ adds '(\w+)' to its attention.*", r"its attention has a term of its own, `\1`"),
     (r"\w+ puts \S+ together from several.*", "weights put together from several stored ones"),
     (r"\S+ attends to its text in layers .*", "does not use the attention interface"),

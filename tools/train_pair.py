@@ -29,6 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 from pair.errors import BadInputError
 from pair.measure import measure
 from pair.model import HEAD, load_model, save_model
+from pair.report import add_to_report
 from pair.stage import STAGES, Options
 from pair.text import split_texts
 from pair.tokenizer import load_tokenizer, new_tokenizer
@@ -43,15 +44,6 @@ test_option = click.option(
     "--test-windows", default=128, type=click.IntRange(1), help="Held-out windows to measure on."
 )
 device_option = click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "cuda"]))
-
-
-def add_to_report(out: Path, name: str, figures: dict[str, Any]) -> None:
-    """Put one stage's figures into OUT/report.json next to those of the others, and print them."""
-    path, aside = out / "report.json", out / "report.json.tmp"
-    report = json.loads(path.read_text("utf8")) if path.is_file() else {}
-    aside.write_text(json.dumps(report | {name: figures}, indent=2) + "\n", "utf8")
-    aside.replace(path)
-    click.echo(json.dumps({name: figures}))
 
 
 def usable_device(device: str) -> str:

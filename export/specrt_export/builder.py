@@ -30,7 +30,9 @@ from specrt.bundle import (
     hash_file,
 )
 from specrt.engine.backends import backend_named
-from specrt.errors import BuildError, CheckpointError, SpecrtError, one_line
+from specrt.engine.protocol import Source
+from specrt.errors import BuildError, BundleError, CheckpointError, SpecrtError, one_line
+from specrt.generation_config import read_generation_config
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
@@ -65,7 +67,6 @@ from specrt_export.inputs import (
     quantized_sources,
     read_calibration,
     read_source_pairs,
-    read_speech_pairs,
     shares_encoder,
 )
 from specrt_export.measured_model import MeasuredModel, ModelTrials
@@ -82,8 +83,10 @@ from specrt_export.portable.graph import (
     runs_here,
 )
 from specrt_export.provenance import oddity, parameters, provenance_of
+from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import keep
 from specrt_export.recipe import Recipe, settle
+from specrt_export.speech_pairs import feature_extractor, read_speech_pairs
 from specrt_export.task import SPEECH
 
 VOCAB_MAP = "draft/vocab_map.bin"
@@ -111,10 +114,13 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
     builder = ModelBuilder.of(recipe)
     source = fingerprint(builder, inputs)
     check_inputs(recipe, inputs, out)
+    _check_settings(inputs[0])
     pieces = _calibration(recipe, inputs[0])
     if pieces is not None:
         gate = QualityGate(recipe.engine, recipe.quality, pieces.scored, pieces.sources)
-        builder = replace(builder, gate=gate, fitted=pieces.fitted)
+        builder = replace(
+            builder, gate=gate, fitted=pieces.fitted, fitted_sources=pieces.fitted_sources
+        )
     with atomic_folder(out) as folder:
         builder.check()
         _warn(inputs, progress)
@@ -238,6 +244,27 @@ def _check_place(out: Path, recipe: Recipe, inputs: list[ModelInputs]) -> None:
             raise BuildError(f"{out} holds {source}, which the build reads; name another --out")
 
 
+def _check_settings(model: ModelInputs) -> None:
+    """Refuse settings of an encoder-decoder that no bundle of it would open with.
+
+    Raises: CheckpointError.
+    """
+    task, checkpoint = model_task(model), model.checkpoint
+    size = checkpoint.config.get("decoder_vocab_size") or checkpoint.config.get("vocab_size")
+    if not task.conditioned or type(size) is not int:
+        return
+    settings = generation_config(checkpoint)
+    try:
+        read_generation_config(
+            checkpoint.folder / GENERATION_CONFIG,
+            json.dumps(settings).encode(),
+            start=len(decoder_start(checkpoint, task.name)),
+            vocabulary=size,
+        )
+    except BundleError as error:
+        raise CheckpointError(str(error)) from None
+
+
 def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None:
     """Read the calibration text before any work, where there is one and something to measure.
 
@@ -248,14 +275,16 @@ def _calibration(recipe: Recipe, model: ModelInputs) -> CalibrationPieces | None
     target, path, length = model.checkpoint, calibration_path(recipe), recipe.engine.max_length
     tokenizer = Tokenizer(target.folder / "tokenizer.json", begin_token(target))
     task = model_task(model)
+    fits = any(p.calibrated for p in recipe.precisions.values())
     if task.name == SPEECH:
         start, sizes = decoder_start(target, task.name), target.config
         shape = sizes.get("num_mel_bins", 0), 2 * sizes.get("max_source_positions", 0)
-        return read_speech_pairs(path, tokenizer, start, length, shape)
+        extractor = feature_extractor(target)
+        return read_speech_pairs(path, tokenizer, start, length, shape, extractor, fits=fits)
     if task.conditioned:
         start = decoder_start(target, task.name)
-        return read_source_pairs(path, tokenizer, start, length, most_source(recipe, target))
-    fits = any(p.calibrated for p in recipe.precisions.values())
+        most = most_source(recipe, target)
+        return read_source_pairs(path, tokenizer, start, length, most, fits=fits)
     return read_calibration(path, tokenizer, length, fits=fits)
 
 
@@ -358,6 +387,8 @@ class ModelBuilder:
     """None without a calibration text."""
     fitted: Sequence[Tokens] = ()
     """Pieces of it that codes are found on."""
+    fitted_sources: Sequence[Source] = ()
+    """Of an encoder-decoder: what each of these is a text of."""
     target: BuiltModel | None = None
     """Once it is built: a draft may share its encoder."""
 
@@ -412,17 +443,19 @@ class ModelBuilder:
             if self._shares(original) and "encoder" in original.parts:
                 original = _without_encoder(original, graphs)
                 parameters = _parameters(original)
-            unfinished = _unfinished(previous) / role
+            text = CalibrationText(self.fitted, _unfinished(previous) / role, self.fitted_sources)
             is_head = role == "draft" and model.head is not None
             gate = None if is_head else self.gate  # what it drafts is measured with its target
             if gate is not None and self.target is not None and _reads_states(original):
                 target = self.target.original
-                gate = gate.encoded(SourceRun.beside(target.graph, target.weights))
+                encoder = SourceRun.beside(target.graph, target.weights)
+                gate = gate.encoded(encoder)
+                states = [encoder.hidden([source])[0][0] for source in text.sources]
+                text = replace(text, sources=states)
             recipe = _searched(self.recipe) if is_head else self.recipe
             measured = ModelTrials(
-                recipe, role, compiler, gate, self.fitted, original, scratch, unfinished,
-                progress,
-            ).best()  # fmt: skip
+                recipe, role, compiler, gate, text, original, scratch, progress
+            ).best()
             progress(f"compile {role}", 0.6)
             lowered = measured.lowered
             compiled = compiler.compile(lowered, folder / role, previous / role, compiled_part)

@@ -2,14 +2,15 @@
 
 Run as a module it says which of some recipes can be built without a download; `make engines` asks.
 Only configs are read. Sizes follow from the numbers in a config.json, and what the engines of a
-backend make of them: joined projections, blocks with scales, tables of angles, whole pages.
+backend make of them: joined projections, blocks with scales, tables of angles, whole pages. An
+encoder-decoder has three engines, and cross keys and values of each row's source.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -19,14 +20,19 @@ from typing import Any
 
 import click
 
-from specrt.bundle import Geometry
-from specrt.errors import CheckpointError, RecipeError, SpecrtError, did_you_mean
+from specrt.errors import CheckpointError, RecipeError, SpecrtError
 from specrt.system.memory import size
-from specrt_export.checkpoint import named_head, names_head, text_config
+from specrt_export.checkpoint import text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
+from specrt_export.encoder_decoder_shape import CROSS, ENCODER, FAMILIES, EncoderDecoderShape
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
-from specrt_export.heads.eagle3_format import KIND
+from specrt_export.model_shape import (
+    DECODER,
+    EngineShape,
+    Matrix,
+    ModelShape,
+)
 from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
@@ -38,6 +44,9 @@ SHAPES = "shape.json"
 
 PAGE = 4096
 """Each weight of an engine begins on a page of its own."""
+
+TILE = 16
+"""Outputs of a weight that the CPU kernels store together; see `lower/tiles.py`."""
 
 INLINE = 1024
 """Bytes up to which a weight lies in the graph instead of beside it."""
@@ -51,164 +60,6 @@ _PLAIN = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
-class Architecture:
-    """What the decoders of one model type have beside Llama's projections."""
-
-    norms: int = 2
-    """Norms of a layer, over the hidden size."""
-    head_norms: bool = False
-    """Whether queries and keys of a head are normed."""
-    query_bias: bool = False
-    """Whether query, key and value have biases, whatever the config says."""
-    rotations: int = 1
-    """Kinds of angles, each with tables of its own."""
-    defaults: tuple[tuple[str, int], ...] = ()
-    """Sizes that a config.json may leave out."""
-    head_dim: int = 0
-    """The size of a head where the config has none; 0 for hidden size over heads."""
-    tied: bool = False
-    """Whether embedding and head are one table, where the config does not say."""
-
-
-ARCHITECTURES = {
-    "llama": Architecture(),
-    "mistral": Architecture(),
-    "qwen2": Architecture(query_bias=True),
-    "qwen3": Architecture(head_norms=True, head_dim=128),
-    "phi3": Architecture(),
-    "smollm3": Architecture(tied=True),
-    "gemma3_text": Architecture(
-        norms=4,
-        head_norms=True,
-        rotations=2,
-        tied=True,
-        head_dim=256,
-        defaults=(("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4)),
-    ),
-}
-"""The model types whose sizes are known, held to transformers' own models by the tests."""
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A weight [rows, columns] of an engine; `role` is layers, embedding or head."""
-
-    role: str
-    rows: int
-    columns: int
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of one decoder, read off its config."""
-
-    model_type: str
-    geometry: Geometry
-    hidden: int
-    intermediate: int
-    rotary: int
-    """Dimensions of a head that are rotated."""
-    tied: bool
-    attention_bias: bool
-    mlp_bias: bool
-    half: bool
-    """Whether the checkpoint is in fp16 or bf16."""
-    scored: int
-    """Entries of the vocabulary that are scored: all, but for some drafts."""
-    head: str = ""
-    """The format of a head, which reads what its target leaves; empty of a model."""
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
-        """Read the sizes off a config.json, or off its text part.
-
-        Raises: CheckpointError naming the model type or the key that is not known.
-        """
-        config = {**config, **config["text_config"]} if "text_config" in config else config
-        if names_head(config):
-            config = {**config, **config.get("transformer_layer_config", {})}
-        kind = config.get("model_type")
-        known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
-        if known is None:
-            raise CheckpointError(
-                f"{where}: model_type is {kind!r}; sizes are known of {', '.join(ARCHITECTURES)}"
-                f"{did_you_mean(str(kind), ARCHITECTURES)}; build the recipe to see what it takes"
-            )
-
-        def number(key: str, default: int | None = None) -> int:
-            value = config.get(key)
-            value = dict(known.defaults).get(key, default) if value is None else value
-            if type(value) is not int or value < 1:
-                raise CheckpointError(
-                    f"{where}: {key} is {value!r}; expected a whole number from 1, as in the "
-                    f"config.json of a {kind} model"
-                )
-            return value
-
-        heads, hidden = number("num_attention_heads"), number("hidden_size")
-        head_dim = number("head_dim", known.head_dim or hidden // heads)
-        partial = config.get("partial_rotary_factor") or 1.0
-        window = config.get("sliding_window") or 0
-        layers, trained = number("num_hidden_layers"), number("max_position_embeddings", 2048)
-        return cls(
-            model_type=str(kind),
-            geometry=Geometry(
-                layers=layers,
-                heads=heads,
-                kv_heads=number("num_key_value_heads", heads),
-                head_dim=head_dim,
-                vocab_size=number("vocab_size"),
-                # With two sets of angles only that of short texts is built.
-                max_positions=number("original_max_position_embeddings", trained),
-                windows=(window,) * layers,
-            ),
-            hidden=hidden,
-            intermediate=number("intermediate_size"),
-            rotary=int(head_dim * partial),
-            tied=bool(config.get("tie_word_embeddings", known.tied)),
-            attention_bias=bool(config.get("attention_bias")) or known.query_bias,
-            mlp_bias=bool(config.get("mlp_bias")),
-            half=(config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16"),
-            scored=number("draft_vocab_size", number("vocab_size")),
-            head=named_head(config) or "",
-        )
-
-    @property
-    def parameters(self) -> int:
-        """Return the weights of the model, a tied table once."""
-        table = self.geometry.vocab_size * self.hidden
-        matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
-        own = not self.tied or self.head != "" or self.scored != self.geometry.vocab_size
-        return matrices + table + own * self.scored * self.hidden + sum(self.vectors())
-
-    def matrices(self) -> Iterator[Matrix]:
-        """Yield the matrices of an engine: projections that read the same input are one."""
-        g, hidden = self.geometry, self.hidden
-        queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
-        for layer in range(g.layers):
-            # The feature beside each token, where a head reads pairs.
-            beside = hidden if self.head == KIND and not layer else 0
-            yield Matrix("layers", queries + 2 * keys, hidden + beside)
-            yield Matrix("layers", hidden, queries)
-            yield Matrix("layers", 2 * self.intermediate, hidden)
-            yield Matrix("layers", hidden, self.intermediate)
-        yield Matrix("embedding", g.vocab_size, hidden)
-        yield Matrix("head", self.scored, hidden)
-
-    def vectors(self) -> Iterator[int]:
-        """Yield the sizes of norms and biases."""
-        g, known = self.geometry, ARCHITECTURES[self.model_type]
-        joined = (g.heads + 2 * g.kv_heads) * g.head_dim
-        for _ in range(g.layers):
-            yield from (self.hidden,) * known.norms
-            yield from (g.head_dim,) * (2 * known.head_norms)
-            yield from (joined,) * self.attention_bias
-            yield from (self.hidden,) * (self.attention_bias and not known.query_bias)
-            yield from (2 * self.intermediate, self.hidden) * self.mlp_bias
-        yield self.hidden
-
-
-@dataclass(frozen=True)
 class ModelEstimate:
     """What one model of a recipe will take, in bytes."""
 
@@ -219,15 +70,42 @@ class ModelEstimate:
     parameters: int
     engine_bytes: int
     kv_bytes: int
+    """KV buffers, cross keys and values among them."""
     working_bytes: int
-    """Activations of the widest prefill pass and of the logits that are read."""
+    """Activations of the widest prefill pass, or of an encoder's, and of the logits that are read.
+    """
     step_bytes: int
     """What a step reads of the weights."""
+    parts: dict[str, int]
+    """Of an encoder-decoder, the bytes of its `encoder`, of `cross`, which makes cross keys and
+    values, and of its decoder, `engine`; else the last alone."""
+    cross_bytes: int = 0
+    """Cross keys and values of all rows."""
+    encoder_of: str = ""
+    """Whose hidden states a draft reads: `target`, or `target or own` where only the weights tell
+    whether both encoders are the same."""
 
     @property
     def full_step_bytes(self) -> int:
         """Return what a step reads once all positions are filled."""
         return self.step_bytes + self.kv_bytes
+
+    def lines(self) -> Iterator[str]:
+        """Yield the figures in words: one line, and one on what may be shared."""
+        engines = f"engine {size(self.engine_bytes)}"
+        if self.cross_bytes:
+            engines = ", ".join(f"{_PARTS[part]} {size(n)}" for part, n in self.parts.items())
+        cross = f", cross keys and values {size(self.cross_bytes)}" if self.cross_bytes else ""
+        yield (
+            f"  {self.role:6} {self.checkpoint}: {_count(self.parameters)} parameters, "
+            f"{self.precision}, {engines}, KV buffers {size(self.kv_bytes - self.cross_bytes)}"
+            f"{cross}"
+        )
+        if self.encoder_of == "target":
+            yield "         reads the target's encoder"
+        elif self.encoder_of:
+            less = size(self.parts[ENCODER])
+            yield f"         {less} less if its encoder is the target's, bit for bit"
 
 
 @dataclass(frozen=True)
@@ -240,6 +118,8 @@ class RecipeEstimate:
     batch: int
     models: tuple[ModelEstimate, ...]
     process_bytes: int
+    max_source: int = 0
+    """Positions of the longest source; 0 where the models read none."""
 
     @property
     def engine_bytes(self) -> int:
@@ -274,15 +154,13 @@ class RecipeEstimate:
 
     def lines(self) -> Iterator[str]:
         """Yield the figures in words, a line for each model and one for each sum."""
+        source = f"sources up to {self.max_source}, " if self.max_source else ""
         yield (
-            f"{self.name} for {self.backend}: {self.max_length} positions, batch {self.batch}; "
-            "from configs alone"
+            f"{self.name} for {self.backend}: {self.max_length} positions, {source}batch "
+            f"{self.batch}; from configs alone"
         )
         for m in self.models:
-            yield (
-                f"  {m.role:6} {m.checkpoint}: {_count(m.parameters)} parameters, "
-                f"{m.precision}, engine {size(m.engine_bytes)}, KV buffers {size(m.kv_bytes)}"
-            )
+            yield from m.lines()
         yield (
             f"memory: {size(self.total_bytes)}: engines {size(self.engine_bytes)}, KV buffers "
             f"{size(self.kv_bytes)}, working memory up to {size(self.working_bytes)}"
@@ -297,6 +175,9 @@ class RecipeEstimate:
             yield f"a drafted token reads {size(m.step_bytes)}, {share:.0f} % of a step"
 
 
+_PARTS = {ENCODER: "encoder", CROSS: "cross projections", DECODER: "decoder"}
+
+
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.1f} M"
 
@@ -308,8 +189,10 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     """
     there = {role: find_gguf(recipe, role) or _scheme(recipe, role) for role in recipe.sources}
     recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
+    shapes = {role: shape_of(*find_config(recipe, role)) for role in recipe.sources}
+    sources = {role: _source_positions(recipe, role, shape) for role, shape in shapes.items()}
     models = tuple(
-        _model(recipe, role, source, there[role]) for role, source in recipe.sources.items()
+        _model(recipe, role, shapes, there[role], sources[role]) for role in recipe.sources
     )
     on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
     return RecipeEstimate(
@@ -319,7 +202,40 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
         batch=recipe.engine.batch,
         models=models,
         process_bytes=PROCESS_BYTES if on_cpu else 0,
+        max_source=sources["target"],
     )
+
+
+def shape_of(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoderShape:
+    """Return the sizes of a model, read off its config.
+
+    Raises: CheckpointError.
+    """
+    if config.get("model_type") in FAMILIES:
+        return EncoderDecoderShape.from_config(config, where)
+    return ModelShape.from_config(config, where)
+
+
+def _source_positions(recipe: Recipe, role: str, shape: ModelShape | EncoderDecoderShape) -> int:
+    """Return the positions of a model's longest source, 0 where it reads none.
+
+    Raises: BuildError, RecipeError.
+    """
+    name = recipe.sources[role].checkpoint
+    if isinstance(shape, ModelShape):
+        if recipe.engine.max_source:
+            raise RecipeError(
+                f"{recipe.path}: engine.max_source is {recipe.engine.max_source}, and {name} reads "
+                "no source; remove it"
+            )
+        return 0
+    if not recipe.spec_of(role).encoder_decoders:
+        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
+        raise RecipeError(
+            f"{recipe.path}: {name} is an encoder-decoder, and {recipe.backend_of(role)} builds "
+            f"none yet; build it for {' or '.join(able)}"
+        )
+    return recipe.engine.source_positions(shape.trained_source, features=shape.features > 0)
 
 
 def _scheme(recipe: Recipe, role: str) -> Scheme | None:
@@ -329,19 +245,20 @@ def _scheme(recipe: Recipe, role: str) -> Scheme | None:
 
 
 def _model(
-    recipe: Recipe, role: str, source: ModelSource, stored: GgufFile | Scheme | None
-) -> ModelEstimate:
-    config, where = find_config(recipe, role)
-    shape = ModelShape.from_config(config, where)
+    recipe: Recipe, role: str, shapes: Mapping[str, ModelShape | EncoderDecoderShape],
+    stored: GgufFile | Scheme | None, max_source: int,
+) -> ModelEstimate:  # fmt: skip
+    source, shape = recipe.sources[role], shapes[role]
     g, options, precision = shape.geometry, recipe.engine, recipe.precisions[role]
     if options.max_length > g.max_positions:
         raise RecipeError(
             f"{recipe.path}: engine.max_length is {options.max_length}; {source.checkpoint} was "
             f"trained for {g.max_positions} positions, so expected at most these"
         )
-    weights = _Weights(recipe, role, shape)
+    encoder_of = _encoder_of(recipe, role, shapes)
+    weights = _Weights(recipe, role, shape, encodes=encoder_of != "target")
     if isinstance(stored, Scheme):
-        weights = _Weights(_as_if(recipe, role, stored), role, shape)
+        weights = replace(weights, recipe=_as_if(recipe, role, stored))
     kept = stored if isinstance(stored, GgufFile) and precision.keeps else None
     bound = recipe.bound_of(role)
     most = bound.max_bytes if bound is not None else None
@@ -349,17 +266,40 @@ def _model(
     def bounded(count: int) -> int:
         return count if most is None else min(count, most)
 
+    parts = {DECODER: _kept(kept, step=False)} if kept else weights.parts()
+    engine_bytes, cross_bytes = bounded(sum(parts.values())), 0
+    kv_bytes = g.kv_bytes(options.batch, options.max_length, weights.float_bytes)
+    if isinstance(shape, EncoderDecoderShape):
+        cross_bytes = g.kv_bytes(options.batch, max_source, weights.float_bytes)
     return ModelEstimate(
         role=role,
         checkpoint=source.checkpoint,
         model_type=shape.model_type,
         precision="up to int8" if precision.auto else precision.layers,
-        parameters=shape.parameters,
-        engine_bytes=_kept(kept, step=False) if kept else bounded(weights.engine()),
-        kv_bytes=g.kv_bytes(options.batch, options.max_length, weights.float_bytes),
-        working_bytes=_working(recipe, shape),
+        parameters=weights.parameters,
+        engine_bytes=engine_bytes,
+        kv_bytes=kv_bytes + cross_bytes,
+        working_bytes=_working(recipe, shape, max_source),
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
+        parts=parts if len(parts) > 1 else {DECODER: engine_bytes},
+        cross_bytes=cross_bytes,
+        encoder_of=encoder_of,
     )
+
+
+def _encoder_of(
+    recipe: Recipe, role: str, shapes: Mapping[str, ModelShape | EncoderDecoderShape]
+) -> str:
+    """Tell whose encoder a draft reads; see `ModelEstimate.encoder_of`."""
+    shape, target = shapes[role], shapes["target"]
+    if role == "target" or not isinstance(shape, EncoderDecoderShape):
+        return ""
+    places = {(source.checkpoint, source.revision) for source in recipe.sources.values()}
+    if len(places) == 1 or not shape.encodes:
+        return "target"
+    if not isinstance(target, EncoderDecoderShape) or shape.model_type != target.model_type:
+        return ""
+    return "target or own" if shape.encoder == target.encoder else ""
 
 
 def _as_if(recipe: Recipe, role: str, scheme: Scheme) -> Recipe:
@@ -377,7 +317,16 @@ class _Weights:
 
     recipe: Recipe
     role: str
-    shape: ModelShape
+    shape: ModelShape | EncoderDecoderShape
+    encodes: bool = True
+    """Whether an encoder-decoder has an encoder of its own."""
+
+    @property
+    def parameters(self) -> int:
+        """Return the weights of the model, without those of an encoder that it does not have."""
+        if isinstance(self.shape, EncoderDecoderShape):
+            return self.shape.parameters_of(self.encodes and self.shape.encodes)
+        return self.shape.parameters
 
     @property
     def _backend(self) -> CompilerSpec:
@@ -394,34 +343,45 @@ class _Weights:
         """Tell whether halves stay so that nobody asked for: a CPU widens them in its registers."""
         return self._backend.on_cpu and self.shape.half
 
-    def engine(self) -> int:
-        """Return the bytes of the file that holds the weights."""
-        tables = [m for m in self.shape.matrices() if m.role != "layers"]
-        stored = [m for m in self.shape.matrices() if m.role == "layers"]
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each file that holds weights."""
+        return {name: self._file(engine) for name, engine in self._engines().items()}
+
+    def _engines(self) -> dict[str, EngineShape]:
+        length = self.recipe.engine.max_length
+        if isinstance(self.shape, EncoderDecoderShape):
+            return self.shape.engines(length, encodes=self.encodes)
+        return self.shape.engines(length)
+
+    def _file(self, engine: EngineShape) -> int:
+        tables = [m for m in engine.matrices if m.role != "layers"]
+        stored = [m for m in engine.matrices if m.role == "layers"]
         stored += tables[:1] if self._shared(tables) else tables
         sizes = [size for matrix in stored for size in self._tensors(matrix)]
-        sizes += [self.float_bytes * items for items in self.shape.vectors()]
-        known, length = ARCHITECTURES[self.shape.model_type], self.recipe.engine.max_length
-        sizes += [self.float_bytes * length * (self.shape.rotary // 2)] * (2 * known.rotations)
+        sizes += [self.float_bytes * items for items in (*engine.vectors, *engine.tables)]
         whole = sum(-(-size // PAGE) * PAGE for size in sizes if size > INLINE)
         return int(whole * self._growth())
 
     def step(self) -> int:
         """Return the bytes of the weights that a step reads: of the embedding only a row."""
-        read = [m for m in self.shape.matrices() if m.role != "embedding"]
+        decoder = self._engines()[DECODER]
+        read = [m for m in decoder.matrices if m.role != "embedding"]
         sizes = [size for matrix in read for size in self._tensors(matrix)]
-        return sum(sizes) + self.float_bytes * sum(self.shape.vectors())
+        return sum(sizes) + self.float_bytes * sum(decoder.vectors)
 
     def _shared(self, tables: list[Matrix]) -> bool:
         """Tell whether embedding and head are one table in the engine, as in the checkpoint."""
         names = [list(self._tensors(table)) for table in tables]
-        return self.shape.tied and names[0] == names[1]
+        return self.shape.tied and len(names) == 2 and names[0] == names[1]
 
     def _tensors(self, matrix: Matrix) -> Iterator[int]:
         """Yield the bytes of a matrix and of its scales."""
         precision = self.recipe.precisions[self.role]
         name = "int8" if matrix.role in precision.auto else getattr(precision, matrix.role)
-        items = matrix.rows * matrix.columns
+        rows = matrix.rows
+        if self._backend.on_cpu:  # whose kernels read whole tiles
+            rows = -(-rows // TILE) * TILE
+        items = rows * matrix.columns
         if name not in _SCALED:
             yield (2 if self._is_kept else _PLAIN[name]) * items
             return
@@ -430,11 +390,12 @@ class _Weights:
         if not block:  # no block divides it, and it stays as it was
             yield (2 if self._is_kept else self.float_bytes) * items
             return
-        yield int(_SCALED[name] * items)
+        codes = int(_SCALED[name] * items)
         # On a CPU in fp16, which holds them all but where weights are very small or large.
         scale = 2.0 if self._backend.on_cpu else self.float_bytes
         scale += 0.5 if name == "int4" and not precision.symmetric else 0
-        yield int(scale * (items // block))
+        scales = int(scale * (items // block))
+        yield from (codes + scales,) if self._backend.on_cpu else (codes, scales)
 
     def _growth(self) -> float:
         """Return how much larger than its graph an engine may be."""
@@ -469,19 +430,24 @@ def find_gguf(recipe: Recipe, role: str) -> GgufFile | None:
     return read_gguf(file) if file.suffix == SUFFIX and file.is_file() else None
 
 
-def _working(recipe: Recipe, shape: ModelShape) -> int:
+def _working(recipe: Recipe, shape: ModelShape | EncoderDecoderShape, max_source: int) -> int:
     """Return the most that a prefill pass and the logits of a verify pass keep at once.
 
     Scores of one layer are [heads, prefill, max_length]; beside them lie the mask, the products of
-    a layer and two residual streams.
+    a layer and two residual streams. Of an encoder-decoder those of an encoder's pass are more,
+    where a source is long, and the hidden states of each row are kept.
     """
     g, options = shape.geometry, recipe.engine
     joined = (g.heads + 2 * g.kv_heads) * g.head_dim
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
-    scores = (g.heads + 1) * options.max_length
+    scores = (g.heads + 1) * max(options.max_length, max_source)
     rows = max(options.gammas, default=0) + 1
     logits = 2 * rows * g.vocab_size * options.batch
-    return 4 * (options.prefill * (products + scores) + logits)
+    widest, states = options.prefill * (products + scores), 0
+    if isinstance(shape, EncoderDecoderShape):
+        states = options.batch * max_source * shape.width
+        widest = max(widest, shape.source_activations(max_source))
+    return 4 * (widest + logits + states)
 
 
 def find_config(recipe: Recipe, role: str) -> tuple[dict[str, Any], Path]:
@@ -589,7 +555,7 @@ def how_to_get(recipe: Recipe) -> str:
         return "the weights are here, what exports them is not"
     facts = ["gated"] if any(name.startswith(GATED) for name in missing.values()) else []
     with suppress(SpecrtError):  # where their sizes are known
-        shapes = [ModelShape.from_config(*find_config(recipe, role)) for role in missing]
+        shapes = [shape_of(*find_config(recipe, role)) for role in missing]
         facts.insert(0, size(_STORED_BYTES * sum(shape.parameters for shape in shapes)))
     return " and ".join(missing.values()) + (f" ({', '.join(facts)})" if facts else "")
 

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -134,9 +134,11 @@ class CalibrationPieces:
 
     scored: list[Tokens]
     fitted: list[Tokens]
-    """Of one length; none of them is scored."""
+    """Of one length, but for texts of sources; none of them is scored."""
     sources: Sequence[Source] = ()
     """What each piece that is scored is a text of, where they are texts of sources."""
+    fitted_sources: Sequence[Source] = ()
+    """The same of each piece that codes are found on."""
 
 
 def read_calibration(
@@ -162,22 +164,20 @@ def read_calibration(
     pieces = _pieces(np.array(tokens, np.int64), min(PIECE, context))
     left = sum(map(len, pieces.fitted))
     if fits and left < FEWEST_FITTED:
-        raise BuildError(
-            f"quality.calibration: {path} comes to {len(tokens)} tokens, which leaves {left} "
-            f"besides those that are scored, and quantizer 'gptq' takes {FEWEST_FITTED} or more; "
-            f'give it {MOST + MOST_FITTED} tokens of text, or use quantizer = "search"'
-        )
+        raise _too_short_to_fit(path, len(tokens), left)
     return pieces
 
 
 def read_source_pairs(
-    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, max_source: int
-) -> CalibrationPieces:
+    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, max_source: int,
+    *, fits: bool = False,
+) -> CalibrationPieces:  # fmt: skip
     """Read sources and texts of them from JSON lines, as an encoder-decoder is scored on.
 
     A line is `{"prompt": SOURCE, "completion": TEXT}`. Texts begin with `start`, and are cut at
     `context` tokens. Lines whose source is longer than `max_source` tokens are left out.
-    Raises: BuildError for a file that is missing, malformed or too short.
+    Raises: BuildError for a file that is missing, malformed or too short; `fits` is for one that
+    codes are to be found on, too.
     """
     expected = 'expected lines such as {"prompt": "SOURCE", "completion": "TEXT"}'
     if path.suffix != ".jsonl":
@@ -199,57 +199,47 @@ def read_source_pairs(
                 pairs.append((source, np.array(text, np.int64)))
     except RequestError as error:
         raise BuildError(f"quality.calibration: {error}") from error
-    return _of_sources(path, pairs)
+    return pieces_of_sources(path, pairs, lambda source: source, fits=fits)
 
 
-def read_speech_pairs(
-    path: Path, tokenizer: Tokenizer, start: Sequence[int], context: int, shape: tuple[int, int]
-) -> CalibrationPieces:
-    """Read features of speech and texts of them from JSON lines, as a model of speech is scored on.
+Unread = TypeVar("Unread")
 
-    A line is `{"features": "FILE.npy", "completion": TEXT}`; files lie beside the one that names
-    them, and hold what the checkpoint's feature extractor makes, of a `shape` [C, F]. Texts begin
-    with `start`, and are cut at `context` tokens.
-    Raises: BuildError for a file that is missing, malformed or too short.
+
+def pieces_of_sources(
+    path: Path, pairs: Sequence[tuple[Unread, Tokens]], read: Callable[[Unread], Source],
+    *, fits: bool = False,
+) -> CalibrationPieces:  # fmt: skip
+    """Return pairs from the whole file, whose texts come to `MOST` tokens; read their sources.
+
+    Where codes are to be found, too, `MOST_FITTED` tokens of the others are for that.
+    Raises: BuildError for fewer than `FEWEST` or `FEWEST_FITTED`.
     """
-    expected = (
-        'expected lines such as {"features": "FILE.npy", "completion": "TEXT"}, with features of '
-        f"type float32 and shape {list(shape)}, as the checkpoint's feature extractor makes them"
-    )
-    pairs: list[tuple[Source, Tokens]] = []
-    try:
-        lines = [line for line in read_text(path).split("\n") if line.strip()]
-        for number, line in enumerate(lines, 1):
-            place = f"quality.calibration: {path}, line {number} of those that are not blank"
-            named = json.loads(line)
-            features = np.load(path.parent / named["features"], allow_pickle=False)
-            if features.shape != shape or features.dtype.kind != "f":
-                raise BuildError(
-                    f"{place}, has features of type {features.dtype} and shape "
-                    f"{list(features.shape)}; {expected}"
-                )
-            text = [*start, *tokenizer.encode(named["completion"], special=False)][:context]
-            pairs.append((features.astype(np.float32), np.array(text, np.int64)))
-    except RequestError as error:
-        raise BuildError(f"quality.calibration: {error}") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BuildError(f"{place}, cannot be read ({error}); {expected}") from error
-    return _of_sources(path, pairs)
-
-
-def _of_sources(path: Path, pairs: Sequence[tuple[Source, Tokens]]) -> CalibrationPieces:
-    """Return pairs from the whole file, whose texts come to `MOST` tokens.
-
-    Raises: BuildError for fewer than `FEWEST`.
-    """
-    total = sum(len(text) for _, text in pairs)
+    lengths = [len(text) for _, text in pairs]
+    total = sum(lengths)
+    scored = _spread(len(pairs), MOST * len(pairs) // max(1, total))
+    rest = [at for at in range(len(pairs)) if fits and at not in set(scored)]
+    left = sum(lengths[at] for at in rest)
+    fitted = [rest[at] for at in _spread(len(rest), MOST_FITTED * len(rest) // max(1, left))]
+    found = CalibrationPieces(
+        [pairs[at][1] for at in scored], [pairs[at][1] for at in fitted],
+        [read(pairs[at][0]) for at in scored], [read(pairs[at][0]) for at in fitted],
+    )  # fmt: skip
     if total < FEWEST:
         raise BuildError(
             f"quality.calibration: {path} comes to {total} tokens of texts whose sources fit; "
             f"expected {FEWEST} or more, of texts like what the model will be used for"
         )
-    chosen = [pairs[at] for at in _spread(len(pairs), MOST * len(pairs) // total)]
-    return CalibrationPieces([t for _, t in chosen], [], [source for source, _ in chosen])
+    if fits and left < FEWEST_FITTED:
+        raise _too_short_to_fit(path, total, left)
+    return found
+
+
+def _too_short_to_fit(path: Path, total: int, left: int) -> BuildError:
+    return BuildError(
+        f"quality.calibration: {path} comes to {total} tokens, which leaves {left} besides those "
+        f"that are scored, and quantizer 'gptq' takes {FEWEST_FITTED} or more; give it "
+        f'{MOST + MOST_FITTED} tokens of text, or use quantizer = "search"'
+    )
 
 
 def _pieces(tokens: Tokens, length: int) -> CalibrationPieces:
@@ -446,18 +436,12 @@ def _check_tasks(recipe: Recipe, inputs: list[ModelInputs]) -> None:
         "a draft of the same kind": len({task.name for task in tasks.values()}) > 1,
     }  # fmt: skip
     for model in inputs if target.conditioned else ():
-        role, source, name = model.role, recipe.sources[model.role], model.checkpoint.origin
-        backend, precision = recipe.backend_of(role), recipe.precisions[role]
+        role, name = model.role, model.checkpoint.origin
+        backend = recipe.backend_of(role)
         able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
         refused |= {
             f"{name} is an encoder-decoder, and {backend} builds none yet; build it for "
             f"{' or '.join(able)}": not recipe.spec_of(role).encoder_decoders,
-            f"{role}.bits is {source.bits!r}, and bits of encoder-decoders are not chosen yet; set "
-            f"{role}.precision": bool(source.bits),
-            f"quantizer 'gptq' finds no codes of encoder-decoders yet, and {name} is one; use "
-            'quantizer = "search"': precision.calibrated,
-            f"{name} is an encoder-decoder that is quantized already, which is not kept yet; build "
-            "from the model's floats": bool(model.checkpoint.coded),
         }  # fmt: skip
     for problem, found in refused.items():
         if found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from specrt_export.check.equivalence import check_engine, max_width
 from specrt_export.check.quality import Likeliest, QualityGate
 from specrt_export.compile.compiler import Compiler, GraphSource, LoweredModel, Progress
 from specrt_export.heads.head_formats import HEAD_FORMATS
-from specrt_export.portable.graph import GraphRun, Tokens, runs_here
+from specrt_export.portable.graph import GraphRun, runs_here
 from specrt_export.precision import BitBound
 from specrt_export.quantize.bit_allocation import BitTrial, open_search
 from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
@@ -55,14 +54,13 @@ class ModelTrials:
     compiler: Compiler
     gate: QualityGate | None
     """None without a calibration text."""
-    fitted: Sequence[Tokens]
-    """Pieces of that text that codes are found on."""
+    text: CalibrationText
+    """Pieces of that text that codes are found on, and where a killed build leaves what it found.
+    """
     original: GraphSource
     """The portable graph of the checkpoint."""
     scratch: Path
     """A folder for what is made."""
-    unfinished: Path
-    """Where a killed build leaves what it found on the text."""
     progress: Progress
 
     def best(self) -> MeasuredModel:
@@ -72,8 +70,7 @@ class ModelTrials:
         """
         bound = self.recipe.bound_of(self.role)
         if bound is None:
-            text = CalibrationText(self.fitted, self.unfinished)
-            found = self._try(self.scratch / "new", text=text)
+            found = self._try(self.scratch / "new", text=self.text)
         else:
             found = self._choose_bits(bound)
         if self.gate is not None and found.quantized is not None and found.quality is not None:
@@ -87,9 +84,12 @@ class ModelTrials:
         def show(stage: str, done: float) -> None:
             self.progress(f"{self.role}: {stage}", 0.1 + 0.1 * done)
 
+        text = self.text
+        if not text.pieces:
+            text = replace(text, pieces=self.gate.pieces, sources=self.gate.sources)
         search, codes = open_search(
             self.original.graph, self.original.weights, self.recipe.precisions[self.role], bound,
-            CalibrationText(self.fitted or self.gate.pieces, self.unfinished), show,
+            text, show,
         )  # fmt: skip
         best: MeasuredModel | None = None
         trial_folder, best_folder = self.scratch / "new", self.scratch / "best"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated
 
+from specrt.errors import BuildError
 from specrt.params import AUTO, Gamma
 from specrt.records import Interval, Words
 from specrt_export.compiler_spec import COMPILERS
@@ -88,6 +89,24 @@ class EngineOptions:
     def widest(self) -> int:
         """Return the tokens of the widest verify pass."""
         return max(self.gammas, default=0) + 1
+
+    def source_positions(self, trained: int, *, features: bool) -> int:
+        """Return the positions of the longest source; of features they are always as many.
+
+        `trained` are those that the encoder was trained for.
+        Raises: BuildError for more, or another number than features have.
+        """
+        if self.max_source and features and self.max_source != trained:
+            raise BuildError(
+                f"engine.max_source is {self.max_source}, and a source of this model's features "
+                f"always has {trained} positions; remove it"
+            )
+        if self.max_source > trained:
+            raise BuildError(
+                f"engine.max_source is {self.max_source}, more than the {trained} positions that "
+                "the encoder was trained for; lower it in the recipe"
+            )
+        return self.max_source or (trained if features else min(USUAL_SOURCE, trained))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from specrt.errors import ExportError
 
 TEXT_GENERATION, TEXT_TO_TEXT, SPEECH = TASKS
 
+UNBOUNDED = 1 << 20
+"""Positions of a model whose positions are relative, which has no table that ends."""
+
 
 @dataclass(frozen=True)
 class ModelTask:

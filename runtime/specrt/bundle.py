@@ -414,7 +414,13 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          and not 0 < m.draft.features == m.target.features,
          f"the head reads features of width {m.draft and m.draft.features}, and the target leaves "
          f"{m.target.features}; expected one width of both"),
+        (any((r.encoder.features > 0) != (r.encoder.frames > 0) for r in m.models if r.encoder),
+         "an encoder has features without frames, or frames without features; expected both of "
+         "speech, and none of text"),
         (m.task not in TASKS, f"task is {short(m.task)}; expected one of {short(TASKS)}"),
+        (m.task != _task_of(m.target.encoder),
+         f"task is {short(m.task)}; expected {_task_of(m.target.encoder)!r}, which is what the "
+         "target's encoder is for"),
         (len({r.encoder is None for r in m.models}) > 1,
          "one of target and draft has an encoder; expected both, or none"),
         (m.target.encoder is not None and not m.target.encoder.encoder,
@@ -422,6 +428,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         (bool(m.decoder_start) != (m.target.encoder is not None),
          f"decoder_start is {short(m.decoder_start)}; expected tokens with an encoder, and none "
          "without"),
+        (len(m.decoder_start) > m.max_length,
+         f"decoder_start has {len(m.decoder_start)} tokens; expected up to max_length, "
+         f"{m.max_length}"),
         (max(m.decoder_start, default=0) >= vocab,
          f"decoder_start is {short(m.decoder_start)}; expected ids below {vocab}"),
         (m.acceptance is not None and max(m.acceptance.before, m.acceptance.after) > 1,
@@ -441,6 +450,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _misshapen("target", m.target.geometry)
     if m.draft:
         yield from _misshapen("draft", m.draft.geometry)
+
+
+def _task_of(encoder: EncoderRecord | None) -> str:
+    """Return what a model with such an encoder is for."""
+    return TASKS[0] if encoder is None else TASKS[2 if encoder.features else 1]
 
 
 def _inside(name: str) -> bool:

@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from operator import index
+from reprlib import repr as short
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from specrt.aio import AsyncStream, PacedStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import ConditionedEngine, Engine, Source
-from specrt.errors import CapacityError, RequestError, reason_of
+from specrt.errors import CapacityError, RequestError, one_line, reason_of
 from specrt.params import Gamma, GenerateOptions, SamplingParams
 from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
@@ -111,7 +112,8 @@ def source_features(given: object, shape: tuple[int, int]) -> NDArray[np.float32
         raise RequestError(
             f"the prompt is an array {list(given.shape)} of {given.dtype}; {expected}"
         )
-    features: NDArray[np.float32] = np.array(given, np.float32)
+    with np.errstate(over="ignore"):  # what is no float of 32 bits is refused as infinite
+        features: NDArray[np.float32] = np.array(given, np.float32)
     if not np.isfinite(features).all():
         raise RequestError(f"the prompt holds values that are no numbers; {expected}")
     return features
@@ -125,6 +127,17 @@ def refuse_sources(models: Models, what: str) -> None:
     if models.conditioned is not None:
         raise RequestError(
             f"this bundle is an encoder-decoder, whose prompt is a source it reads once: {what}"
+        )
+
+
+def refuse_speech(models: Models) -> None:
+    """Refuse a bundle of speech where a text was given.
+
+    Raises: RequestError.
+    """
+    if models.features is not None:
+        raise RequestError(
+            "this bundle reads speech, and a text was given; use `specrt transcribe FILE.wav`"
         )
 
 
@@ -180,7 +193,8 @@ def _token_id(token: object, vocab: int) -> int:
         with suppress(TypeError):  # arrays have the verb, and most of them no index
             number = index(token)
     if not 0 <= number < vocab:
-        raise RequestError(f"token id {token!r} is not in the vocabulary of 0 to {vocab - 1}")
+        given = one_line(short(token))  # of an array, which has lines
+        raise RequestError(f"token id {given} is not in the vocabulary of 0 to {vocab - 1}")
     return number
 
 
@@ -189,6 +203,11 @@ def _memory_key(key: object) -> str | None:
     if key is None or isinstance(key, str):
         return key
     raise RequestError(f"memory_key is {key!r}; expected a text, or None to use no memory")
+
+
+_OF_FREE_TEXT = ("min_tokens", "no_repeat_ngram_size", "forced_eos_token_id")
+"""Options of a bundle that no constraint could be kept with: a text that matches may be short, or
+say something twice, and what is cut at its limit does not match yet."""
 
 
 class RequestFactory:
@@ -321,9 +340,26 @@ class RequestFactory:
             for name, value in self._models.options.items()
             if getattr(params, name) is None
         }
+        if params.constraint is not None:
+            options = self._beside_constraint(options, params.decoder_start)
         if "min_tokens" in options:
             options["min_tokens"] = min(options["min_tokens"], params.max_tokens)
         return replace(params, **options) if options else params
+
+    def _beside_constraint(
+        self, options: dict[str, Any], start: Sequence[int] | None
+    ) -> dict[str, Any]:
+        """Return the bundle's own options for a text that a constraint is about.
+
+        What would rule out a text that matches is left out. A token that is to come first is none
+        of the text: it stands behind those that the text begins with.
+        """
+        kept = {name: value for name, value in options.items() if name not in _OF_FREE_TEXT}
+        first = kept.pop("forced_bos_token_id", ())
+        tokens = first[:1] if isinstance(first, Sequence) else (first,)
+        if tokens:
+            kept["decoder_start"] = (*(start or self._models.decoder_start), *tokens)
+        return kept
 
     def _start(self, prompt: Prompt, params: SamplingParams, special: bool) -> TextStart:
         """Return what a prompt comes to.
@@ -363,7 +399,13 @@ class RequestFactory:
                 f"decoder_start has {len(given)} tokens; expected 1 to {models.target.max_length}, "
                 "the context of this bundle"
             )
-        return [_token_id(token, models.target.geometry.vocab_size) for token in given]
+        last = models.target.geometry.vocab_size - 1
+        wrong = [token for token in given if not 0 <= token <= last]
+        if wrong:
+            raise RequestError(
+                f"decoder_start holds {wrong[0]}; expected ids of the vocabulary, 0 to {last}"
+            )
+        return given
 
     def _stats(self, gamma: Gamma | None, drafter: str | None) -> SpeculationStats:
         """Return the counts that a completion begins with, after checks of the options."""

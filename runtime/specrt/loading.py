@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -434,9 +434,9 @@ class LLM:
 
     def _encoded(self, prompt: Prompt, parse_special: bool) -> Prompt:
         """Return the ids of a prompt, the prompt itself where it has none."""
-        if not isinstance(prompt, str):
-            return prompt
         generator = self._generator
+        if not isinstance(prompt, str) or generator.models.features is not None:
+            return prompt
         try:
             return prompt_tokens(
                 prompt, generator.tokenizer, generator.models.target, parse_special=parse_special
@@ -482,8 +482,9 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Iterable):
         raise RequestError(f"prompts is {prompts!r}; expected text, token ids, or a list of either")
-    many: list[Any] = [prompts] if isinstance(prompts, Mapping) else list(prompts)
-    if many and isinstance(many[0], SupportsIndex):
+    alone = isinstance(prompts, Mapping) or _is_features(prompts)
+    many: list[Any] = [prompts] if alone else list(prompts)
+    if many and isinstance(many[0], SupportsIndex) and getattr(many[0], "ndim", 0) == 0:
         return [many]
     return [_unpack(prompt) for prompt in many]
 
@@ -500,4 +501,9 @@ def _unpack(prompt: Any) -> Prompt:
         prompt = prompt[known[0]]
     if not isinstance(prompt, Iterable):
         raise RequestError(f"a prompt is {prompt!r}; expected text or token ids")
-    return prompt if isinstance(prompt, str) else list(prompt)
+    return prompt if isinstance(prompt, str) or _is_features(prompt) else list(prompt)
+
+
+def _is_features(prompt: object) -> TypeGuard[NDArray[np.float32]]:
+    """Return whether a prompt is one of speech."""
+    return isinstance(prompt, np.ndarray) and prompt.ndim == 2 and prompt.dtype.kind == "f"

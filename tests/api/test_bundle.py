@@ -20,6 +20,7 @@ import specrt
 from specrt.bundle import FORMAT, Bundle, Manifest, hash_file, read_manifest
 from specrt.errors import BundleError
 from specrt.text.chat_template import read_template
+from speech.folders import speech_folder
 from support.bundles import listed, record
 
 
@@ -224,6 +225,27 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_a_wrong_value_is_named(bundle: Path, place: str, value: Any, told: str) -> None:
     edit(bundle, place, value)
     assert told in refusal(bundle)
+
+
+OF_A_SOURCE: list[tuple[str, Any, str]] = [
+    ("decoder_start", [1] * 65, "decoder_start has 65 tokens; expected up to max_length, 64"),
+    ("decoder_start", [], "decoder_start is (); expected tokens with an encoder"),
+    ("task", "text-generation", "expected 'automatic-speech-recognition', which is what the"),
+    ("target encoder features", 0, "frames without features"),
+    ("target encoder frames", 0, "features without frames"),
+    ("target encoder encoder", "", "the target has no encoder of its own"),
+    ("target encoder", None, "expected 'text-generation'"),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "told"), OF_A_SOURCE, ids=range(len(OF_A_SOURCE)))
+def test_a_wrong_value_of_an_encoder_decoder_is_named(
+    tmp_path: Path, place: str, value: Any, told: str
+) -> None:
+    folder = speech_folder(tmp_path)
+    Bundle.open(folder)
+    edit(folder, place, value)
+    assert told in refusal(folder)
 
 
 ANYTHING: tuple[object, ...] = (

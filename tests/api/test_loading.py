@@ -17,6 +17,7 @@ from specrt.generator import Generator
 from specrt.loading import LLM
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
+from support.conditioned import reader
 from support.rows import packed
 
 
@@ -58,11 +59,27 @@ def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> 
     ids = opened.tokenizer.encode("hello")
     expected = opened.generate("hello", params).token_ids
     forms: tuple[Any, ...] = (
-        "hello", ["hello"], [ids], np.array(ids), [{"prompt": "hello"}], {"prompt_token_ids": ids},
+        "hello", ["hello"], [ids], np.array(ids), [np.array(ids)],
+        [{"prompt": "hello"}], {"prompt_token_ids": ids},
     )  # fmt: skip
     for form in forms:
         (output,) = llm.generate(form, params)
         assert (output.prompt_token_ids, output.outputs[0].token_ids) == (ids, expected)
+
+
+def test_features_are_one_prompt_of_a_bundle_of_speech(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reader(tokenizer, features=(3, 8))
+    monkeypatch.setattr("specrt.loading.load", lambda *_, **__: made)
+    llm, params = LLM(Path("bundle")), SamplingParams(max_tokens=5, ignore_eos=True)
+    features = np.random.default_rng(1).standard_normal((2, 3, 8)).astype(np.float32)
+    wanted = [made.generate(one, params).token_ids for one in features]
+    assert [o.outputs[0].token_ids for o in llm.generate(list(features), params)] == wanted
+    (alone,) = llm.generate(features[1], params)
+    assert (alone.outputs[0].token_ids, alone.prompt_token_ids) == (wanted[1], [])
+    (text,) = llm.generate("ab", params)
+    assert "the prompt is of type str, and this bundle reads speech" in str(text.outputs[0].error)
 
 
 def test_what_is_printed_is_short_and_nothing_is_lost(llm: LLM) -> None:

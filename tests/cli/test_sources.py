@@ -102,10 +102,13 @@ def test_what_makes_no_sense_of_a_source_is_one_line(
 
 
 def test_a_bundle_of_speech_takes_no_text(
-    cli: Run, sources: Generator, codelet: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Run, sources: Generator, codelet: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "models", replace(sources.models, features=(3, 8)))
     assert "use `specrt transcribe" in cli("generate", codelet, "--prompt", "ab").refusal
+    assert "use `specrt transcribe" in cli("verify", codelet, "--prompts", file).refusal
+    monkeypatch.setattr("specrt.cli.bench.load", lambda *_, **__: sources)
+    assert "use `specrt transcribe" in cli("bench", codelet, "--prompts", file).refusal
 
 
 def test_verify_compares_texts_of_sources(

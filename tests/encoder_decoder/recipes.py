@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from portable.zoo import exported
+from specrt_export.estimate import INLINE, PAGE
 from specrt_export.portable.graph import part_path, parts_beside
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -101,3 +103,14 @@ def save_speech(path: Path, features: int, frames: int, lines: int = 12) -> None
 
 
 QUALITY = '[quality]\ncalibration = "texts.jsonl"'
+
+
+def held_bytes(engine: Path) -> int:
+    """Return the pages of an engine's weights, those of tables inside its graph among them."""
+    graph = onnx.load(engine, load_external_data=False).graph
+    inline = [
+        len(tensor.raw_data)
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.raw_data) > INLINE
+    ]
+    return sum(-(-n // PAGE) * PAGE for n in (engine.with_suffix(".data").stat().st_size, *inline))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,20 +23,22 @@ from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
 from specrt.engine.ort_encoder_decoder import EncoderDecoderEngine
 from specrt.engine.protocol import Feed, Source
-from specrt.errors import BuildError, EngineError
+from specrt.errors import BuildError, CheckpointError, EngineError
 from specrt.params import SamplingParams
+from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import read_source_pairs, read_speech_pairs
+from specrt_export.inputs import read_source_pairs
 from specrt_export.recipe import read_recipe
+from specrt_export.speech_pairs import read_speech_pairs
 
 pytestmark = pytest.mark.export
 
 Built = Callable[..., Path]
 
-FAMILIES = ("t5", "bart", "marian", "whisper")
+FAMILIES = ("t5", "bart", "marian", "m2m_100", "whisper")
 NEW = 24
 FAR = 150
 
@@ -158,6 +161,27 @@ def test_texts_are_the_same_with_speculation(names: tuple[str, ...], built: Buil
         assert text.prompt_tokens == len("abc def") + 1
 
 
+@pytest.mark.parametrize("language", [20, 77])
+def test_a_request_names_the_language_that_a_text_begins_with(language: int, built: Built) -> None:
+    import torch
+
+    bundle = built("m2m_100")
+    model = Reference(Checkpoint.open(bundle.parent / "target")).model
+    source = sources_of(bundle, 3)[2].tolist()
+    expected = model.generate(
+        torch.tensor([source]), forced_bos_token_id=language, max_new_tokens=NEW, num_beams=1,
+        do_sample=False, no_repeat_ngram_size=2, suppress_tokens=[1], use_cache=False,
+    )[0].tolist()  # fmt: skip
+    params = SamplingParams(
+        max_tokens=NEW, forced_bos_token_id=language, no_repeat_ngram_size=2, suppress_tokens=(1,)
+    )
+    with specrt.load(bundle, threads=1) as generator:
+        for gamma in (0, 3):
+            found = generator.generate(source, params, gamma=gamma, drafter="ngram").token_ids
+            assert found[0] == language
+            assert list(found) == expected[1 : len(found) + 1]
+
+
 @pytest.mark.parametrize("names", [("t5", "t5"), ("bart",), ("whisper", "whisper_draft")])
 def test_quantized_pairs_are_measured_on_sources(names: tuple[str, ...], built: Built) -> None:
     bundle, exact = built(*names, precision="int8"), built(*names)
@@ -206,13 +230,12 @@ def test_a_bundle_is_shown_and_fresh_until_its_recipe_changes(built: Built) -> N
 
 REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     (("t5",), "fp16", ("backend = 'ort-cuda'",), "encoder-decoder.*ort-cuda.*ort-cpu"),
-    (("t5",), "int4", ("quantizer = 'gptq'", QUALITY), "gptq.*search"),
     (("t5", "whisper_draft"), "fp32", (), "the draft for automatic-speech-recognition"),
     (("whisper_draft",), "fp32", (), r"no encoder; .* \[draft\]"),
     (("llama3",), "fp32", ("max_source = 180",), "reads no source; remove"),
     (("whisper",), "fp32", ("max_source = 19",), "always has 20 positions"),
     (("bart",), "fp32", ("max_source = 513",), "513, more than the 512"),
-    (("whisper",), "int8", (QUALITY,), r"line 1.*'features'.*shape \[6, 40\]"),
+    (("whisper",), "int8", (QUALITY,), r"line 1.*names neither audio.*shape \[6, 40\]"),
 ]
 
 
@@ -226,6 +249,36 @@ def test_what_is_not_built_is_refused_by_a_sentence(
     )  # fmt: skip
     with pytest.raises(BuildError, match=said):
         build(recipe, tmp_path / "bundle")
+
+
+def test_settings_that_no_bundle_opens_with_are_refused_before_any_work(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "t5", ["t5"])
+    path = recipe.folder / "target" / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    settings |= {"decoder_start_token_id": 0, "forced_bos_token_id": 9999}
+    path.write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match="forced_bos_token_id holds 9999; expected ids"):
+        build(recipe, tmp_path / "bundle")
+
+
+WRONG_PARTS: list[tuple[str, dict[str, Any], str]] = [
+    ("encoder", {"cross": "target/encoder.onnx"}, r"encoder.onnx takes \['input_ids'\].*together"),
+    ("encoder", {"encoder": "target/cross.onnx"}, r"cross.onnx takes \['hidden'\].*together"),
+    ("geometry", {"layers": 1, "windows": [0]}, "gives.*cross_key.2.*together"),
+]
+
+
+@pytest.mark.parametrize(("record", "values", "said"), WRONG_PARTS, ids=str)
+def test_a_part_that_is_another_is_refused_when_it_is_opened(
+    built: Built, tmp_path: Path, record: str, values: dict[str, Any], said: str
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(built("t5", "t5"), bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["target"][record] |= values
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(EngineError, match=said):
+        specrt.load(bundle, threads=1)
 
 
 def test_calibration_wants_sources_and_their_texts(tmp_path: Path) -> None:
@@ -249,7 +302,7 @@ def test_calibration_wants_sources_and_their_texts(tmp_path: Path) -> None:
         texts.write_text(json.dumps(content), encoding="utf-8")
         tokenizer = Tokenizer(recipe.folder / "target" / "tokenizer.json")
         with pytest.raises(BuildError, match=said):
-            read_speech_pairs(texts, tokenizer, [2], 30, (6, 40))
+            read_speech_pairs(texts, tokenizer, [2], 30, (6, 40), LogMel(6))
     save_texts(texts, 40)
     tokenizer = Tokenizer(recipe.folder / "target" / "tokenizer.json")
     pieces = read_source_pairs(texts, tokenizer, [0], 30, 60)

@@ -113,6 +113,7 @@ ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", "BartConfig", _BART),
     "bart_biased": ("BartForConditionalGeneration", "BartConfig", _BART),
     "mbart": ("MBartForConditionalGeneration", "MBartConfig", _BART),
+    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", _BART),
     "marian": ("MarianMTModel", "MarianConfig", {**_BART, "decoder_vocab_size": 160}),
     "marian_apart": (
         "MarianMTModel", "MarianConfig",

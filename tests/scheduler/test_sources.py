@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from specrt.errors import CapacityError, EngineError, RequestError
+from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.scheduler import slots
 from specrt.scheduler.request import AHEAD
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text.tokenizer import Tokenizer
-from support.conditioned import ConditionedTable, greedy_text, reader
+from support.conditioned import ConditionedTable, conditioned_models, greedy_text, reader
 
 SOURCES = [[7, 8, 9], [8] * 40, list(range(60)), [7, 8, 10], [200, 3, 200, 3, 200, 3, 9], [7]]
 PARAMS = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -240,6 +243,11 @@ def test_a_source_that_cannot_be_read_fails_its_own_request_alone(tokenizer: Tok
         ("a" * 65, CapacityError, "65 tokens, and the longest source .* is 64.*`max_source`"),
         ("a" * 9000, CapacityError, "9000 characters.*the longest source of this bundle is 64"),
         (3, RequestError, "of type int"),
+        (
+            np.ones((2, 99), np.float32),
+            RequestError,
+            r"^token id array[^\n]* not in the vocabulary",
+        ),
     ],
 )
 def test_a_source_that_cannot_be_is_refused_before_any_work(
@@ -274,9 +282,39 @@ def test_features_are_a_source_of_one_shape(tokenizer: Tokenizer) -> None:
         ("text", "of type str, and this bundle reads speech; expected.*3, 8"),
         (first[:, :4], r"an array \[3, 4\] of float32; expected .*\[3, 8\]"),
         (np.full((3, 8), np.nan, np.float32), "no numbers; expected"),
+        (np.full((3, 8), 1e300), "no numbers; expected"),
     ]:
         with pytest.raises(RequestError, match=words):
             made.generate(wrong)
+
+
+OF_A_SUMMARY = {
+    "forced_bos_token_id": [70], "forced_eos_token_id": 0, "min_tokens": 20,
+    "no_repeat_ngram_size": 2, "begin_suppress_tokens": [97],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_a_constraint_goes_before_what_the_checkpoint_asks_for(
+    tokenizer: Tokenizer, gamma: int
+) -> None:
+    models = conditioned_models(tokenizer.size, 1, options=OF_A_SUMMARY)
+    made = Generator(models, tokenizer, [0])
+    free = made.generate("ab", SamplingParams(max_tokens=25), gamma=gamma).token_ids
+    assert (free[0], free[-1], len(free)) == (70, 0, 25)
+    for regex, most, text in (("[ab]{4}", 20, "b[ab]{3}"), ("(ba){9}", 6, "bababa")):
+        done = made.generate("ab", SamplingParams(regex=regex, max_tokens=most), gamma=gamma)
+        assert re.fullmatch(text, done.text)
+        assert done.finish_reason == ("stop" if most == 20 else "length")
+    source = np.array(tokenizer.encode("ab"))
+    # The token that is forced is not of the text, which goes on from it all the same.
+    plain = Generator(replace(models, options={}), tokenizer, [0])
+    params = SamplingParams(choice=["x1", "y2", "z3", "w4"], decoder_start=(256, 70))
+    expected = plain.generate(source.tolist(), params).text
+    chosen = made.generate("ab", replace(params, decoder_start=None), gamma=gamma)
+    assert chosen.text == expected
+    with pytest.raises(RequestError, match=r"no token is left.*forced_bos_token_id"):
+        made.generate("ab", replace(params, forced_bos_token_id=70))
 
 
 def test_lookup_copies_from_the_source(tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from serve.support import Live, serving
 from specrt.errors import RequestError
+from specrt.params import SamplingParams
 from specrt.serve.verify_sessions import VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.conditioned import greedy_text, reader
@@ -57,6 +58,16 @@ def test_options_that_a_translation_needs_are_taken(live: Live) -> None:
     assert found["choices"][0]["text"].endswith("B")
 
 
+def test_a_request_replaces_what_its_text_begins_with_and_what_is_ruled_out(live: Live) -> None:
+    made, path = live.service.generator, "/v1/completions"
+    options = {"prompt": "ab", "max_tokens": 6, "temperature": 0}
+    free = live.post(path, **options)["choices"][0]["text"]
+    first = made.generate("ab", SamplingParams(max_tokens=1)).token_ids[0]
+    for more in ({"bad_words_ids": [[first]]}, {"decoder_start": [70, 71]}):
+        found = live.post(path, **options, **more)["choices"][0]["text"]
+        assert found == made.generate("ab", SamplingParams(max_tokens=6, **more)).text != free  # type: ignore[arg-type]
+
+
 def test_what_a_model_is_tells_how_long_a_source_may_be(live: Live) -> None:
     (model,) = live.http.get("/v1/models").json()["data"]
     assert model["max_model_len"] == 128
@@ -68,6 +79,8 @@ def test_what_is_no_source_is_refused(live: Live) -> None:
     assert "at least one word" in live.refusal(path, 400, prompt=" ")
     assert re.search("longest source.*64", live.refusal(path, 400, prompt="a" * 65))
     assert re.search("longest source.*64", live.refusal(path, 400, prompt="a" * 10**5))
+    assert "prompt_logprobs" in live.refusal(path, 400, prompt="ab", prompt_logprobs=1)
+    assert "decoder_start" in live.refusal(path, 400, prompt="ab", decoder_start=[10**6])
     assert "leave echo out" in live.refusal(path, 400, prompt="ab", echo=True)
     assert "beams are not speculated on" in live.refusal(path, 400, prompt="ab", num_beams=4)
     assert "beams" in live.refusal(path, 400, prompt="ab", use_beam_search=True)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrt.speech.log_mel import LogMel
-from specrt.speech.whisper_config import log_mel_of
+from specrt.speech.log_mel import LogMel, log_mel_of
 from speech.recordings import RATE, sines
 
 

@@ -200,7 +200,13 @@ def test_options_out_of_range_are_refused(
 
 
 def test_what_is_no_recording_is_refused(tokenizer: Tokenizer) -> None:
-    for samples in ([], np.zeros((2, 100)), np.zeros(5, np.int16), np.array([0.5, np.nan])):
+    for samples in (
+        [],
+        np.zeros((2, 100)),
+        np.zeros(5, np.int16),
+        np.array([0.5, np.nan]),
+        np.array([1e300]),
+    ):
         with pytest.raises(RequestError, match="samples"):
             Recording(np.asarray(samples), CONFIG.log_mel)
     with pytest.raises(CapacityError, match="context of this bundle is 3 tokens"):

@@ -79,6 +79,7 @@ def test_other_files_are_refused(data: bytes, message: str) -> None:
         parse_wav(data, "f")
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert any(remedy in str(refused.value) for remedy in ("convert it with `ffmpeg", "again"))
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from specrt.params import Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speech import TranscriptionOptions, read_whisper_config, transcribe
 from speech.recordings import sines
-from speech.scripted import SETTINGS
+from speech.scripted import DE, EN, END, SETTINGS
 from speech.tiny_whisper import BINS, LENGTH, EagerWhisper
 
 pytestmark = pytest.mark.export
@@ -88,6 +88,17 @@ def test_no_drafter_changes_a_segment(whisper: Path, opened: Generator, drafter:
     assert done.segments == plain.segments
     assert done.speculation is not None
     assert (done.speculation.drafted > 0) == (drafter != "none")
+
+
+def test_tokens_that_a_checkpoint_forces_are_no_language(
+    whisper: Path, opened: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The language is one token, and so its own end."""
+    options: Any = opened.models.options
+    for name, value in (("forced_eos_token_id", END), ("bad_words_ids", [[EN], [DE]])):
+        monkeypatch.setitem(options, name, value)
+    done = transcribe(opened, read_whisper_config(whisper), sines(2))
+    assert done.language in ("en", "de")
 
 
 def test_a_prompt_of_text_is_refused(opened: Generator) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from growth.axes import old_kv_heads, old_query_heads
-from growth.layout import KINDS
+from growth.family import LLAMA
 from growth.shape import Shape, check_growth
 from growth.shards import Entry, write_shards
 from growth.tensor import encode
@@ -33,10 +33,10 @@ SIZES = {"hidden": 48, "vocab": 97, "units": 80, "queries": 48, "attended": 48,
 def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any]) -> Path:
     """Write a checkpoint of 24 weights, all of them one."""
     arrays = {}
-    for suffix, kind in KINDS.items():
-        single = suffix.startswith(("model.", "lm_head."))
-        for prefix in [""] if single else ["model.layers.0.", "model.layers.1."]:
-            arrays[prefix + suffix] = np.ones([SIZES[axis] for axis in kind.axes], np.float32)
+    for name in LLAMA.required({"layers": 2}, tied=False):
+        kind = LLAMA.kind_of(name)
+        assert kind is not None
+        arrays[name] = np.ones([SIZES[axis] for axis in kind.axes], np.float32)
     arrays |= extra
     folder.mkdir()
     write_shards(
@@ -89,6 +89,8 @@ REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
     ({}, ["--heads", 6, "--kv-heads", 3], {}, "then takes 4 kv heads"),
     ({}, ["--layers", 10**9, "--dtype", "float16"], {}, "free; use a shorter"),
     ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
+    ({}, ["--to", "3B"], {}, "llama, mistral, qwen2 models grow to 200M, 1B, 8B"),
+    ({}, ["--decoder-layers", 3], {}, "decoder_layers is 3, and the checkpoint has no encoder"),
     ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "quantization_config"),
     ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),
     ({}, FLOAT16, {"mlp.down_proj.bias": 1e6}, "holds 1e+06, beyond float16"),

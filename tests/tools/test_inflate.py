@@ -114,6 +114,102 @@ def test_the_comparison_sees_each_step_left_out(tmp_path: Path) -> None:
         assert error(bad, small) > TOLERANCE, name
 
 
+SOURCES = torch.arange(26).reshape(2, 13) * 5 % 97
+ROWS = torch.ones_like(SOURCES)
+ROWS[1, 9:] = 0
+
+
+@torch.no_grad()
+def source_error(folder: Path, small: Path) -> float:
+    """Return how far the logits of two encoder-decoders are apart, as a part of the largest."""
+    found, expected = (
+        transformers.T5ForConditionalGeneration.from_pretrained(each, dtype=torch.float32)(
+            input_ids=SOURCES, attention_mask=ROWS, decoder_input_ids=TOKENS
+        ).logits
+        for each in (folder, small)
+    )
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def tiny_t5(folder: Path, **options: Any) -> Path:
+    """Make a small T5 of random weights, norms too."""
+    sizes = {
+        "d_model": 48, "d_kv": 8, "d_ff": 80, "num_layers": 2, "num_decoder_layers": 3,
+        "num_heads": 6, "vocab_size": 97, "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 16, "layer_norm_epsilon": 1e-2,
+    }  # fmt: skip
+    torch.manual_seed(7)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes | options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2).add_(1.0 if parameter.ndim == 1 else 0.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+T5_GROWN = Shape(80, 4, 8, 8, 24, 112, 5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 2},
+    ],
+)
+def test_a_grown_t5_keeps_its_logits(options: dict[str, Any], tmp_path: Path) -> None:
+    small, out = tiny_t5(tmp_path / "small", **options), tmp_path / "grown"
+    inflate(Checkpoint.open(small), out, T5_GROWN, "float32")
+    assert source_error(out, small) < TOLERANCE
+    read = transformers.T5ForConditionalGeneration.from_pretrained(out, output_loading_info=True)[1]
+    assert not any(read.values()), read
+
+
+FINAL, BIAS = (
+    "decoder.final_layer_norm.weight",
+    "layer.0.SelfAttention.relative_attention_bias.weight",
+)
+T5_SPOILS: dict[str, Callable[[Weights], object]] = {
+    "a last norm as the others": lambda w: w[FINAL].mul_((48 / 80) ** 0.5),
+    "other heads' bias": lambda w: w.update(
+        {f"decoder.block.0.{BIAS}": w[f"decoder.block.0.{BIAS}"].roll(1, 1)}
+    ),
+    "queries as if divided": lambda w: w["encoder.block.1.layer.0.SelfAttention.q.weight"].mul_(
+        3**0.5
+    ),
+    "an encoder's layer that writes": lambda w: w["encoder.block.3.layer.0.SelfAttention.o.weight"][
+        0, :1
+    ].fill_(0.3),
+    "cross attention that writes": lambda w: w["decoder.block.4.layer.1.EncDecAttention.o.weight"][
+        0, :1
+    ].fill_(0.3),
+}
+
+
+def test_the_comparison_of_t5_sees_each_step_left_out(tmp_path: Path) -> None:
+    small, out = tiny_t5(tmp_path / "small"), tmp_path / "grown"
+    inflate(Checkpoint.open(small), out, T5_GROWN, "float32")
+    weights = load_file(out / "model.safetensors")
+    for name, spoil in T5_SPOILS.items():
+        spoiled = {key: value.clone() for key, value in weights.items()}
+        spoil(spoiled)
+        bad = tmp_path / name
+        bad.mkdir()
+        save_file(spoiled, bad / "model.safetensors", {"format": "pt"})
+        (bad / "config.json").write_text((out / "config.json").read_text())
+        assert source_error(bad, small) > TOLERANCE, name
+
+
+def test_the_command_grows_t5_by_numbers(tmp_path: Path) -> None:
+    small, out = tiny_t5(tmp_path / "small"), tmp_path / "grown"
+    more = ["--heads", "7", "--decoder-layers", "4"]
+    done = CliRunner().invoke(main, [str(small), "--out", str(out), *more])
+    assert "hidden_size 48, 2 + 4 layers, 7 heads" in done.output
+    assert source_error(out, small) < TOLERANCE
+    refused = CliRunner().invoke(main, [str(small), "--out", str(out), "--kv-heads", "3"])
+    assert (refused.exit_code, "give --heads alone" in refused.output) == (1, True)
+
+
 def test_the_command_writes_a_checkpoint_and_says_what_it_is(tmp_path: Path) -> None:
     small, out = tiny(tmp_path / "small"), tmp_path / "new" / "grown"
     (small / "tokenizer.json").write_text("{}")

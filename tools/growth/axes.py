@@ -47,18 +47,19 @@ class Axis:
         return Axis(self.size)
 
 
-def grown_axes(old: Shape, new: Shape, vocab: int) -> Mapping[str, Axis]:
-    """Return each axis of the weights by name."""
+def grown_axes(old: Shape, new: Shape, sizes: Mapping[str, int]) -> Mapping[str, Axis]:
+    """Return each axis of the weights by name; `sizes` are those that stay as they are."""
     queries, keys = old_query_heads(old, new), old_kv_heads(old, new)
     turning, plain = rotary_places(old, new), np.arange(old.head_dim)
     return {
-        "vocab": _front(vocab, vocab),
+        **{name: _front(size, size) for name, size in sizes.items()},
         "hidden": _front(old.hidden_size, new.hidden_size),
         "units": _front(old.intermediate_size, new.intermediate_size),
         "queries": _heads(queries, new.heads, turning, new.head_dim, silent=True),
         "keys": _heads(keys, new.kv_heads, turning, new.head_dim),
         "values": _heads(keys, new.kv_heads, plain, new.head_dim),
         "attended": _heads(queries, new.heads, plain, new.head_dim),
+        "biases": _heads(queries, new.heads, np.arange(1), 1),
     }
 
 

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from reprlib import repr as short
 from typing import Any
 
-from growth.shape import CONFIG_KEYS, Shape
-from specrt.errors import CheckpointError, did_you_mean
-
-FAMILY = ("llama", "mistral", "qwen2")
-"""Models that differ from each other in nothing a growth touches."""
+from growth.family import LLAMA, Family
+from growth.shape import Shape
+from specrt.errors import CheckpointError
 
 NOTE = "specrt_inflated_from"
 ROTARIES = ("default", "linear", "llama3")
 """Scalings that look at an angle alone, not at which dimension has it."""
 
 
-def check_config(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a model whose outputs a growth would change.
+def check_config(config: Mapping[str, Any], family: Family, name: str) -> None:
+    """Refuse a config from which no grown one can be made.
 
-    Raises: CheckpointError naming what it is.
+    Raises: CheckpointError naming the setting.
     """
-    model = str(config.get("model_type"))
-    if model not in FAMILY:
-        raise CheckpointError(
-            f"{name} is of model_type {model!r}; only {', '.join(FAMILY)} are known to keep their "
-            f"outputs when grown{did_you_mean(model, FAMILY)}"
-        )
-    vocab = config.get("vocab_size")
-    if type(vocab) is not int or vocab < 1:
-        raise CheckpointError(f"{name}: vocab_size is {vocab!r}; expected a positive number")
+    for key in ("vocab_size", *family.sizes.values()):
+        size = config.get(key)
+        if type(size) is not int or size < 1:
+            raise CheckpointError(f"{name}: {key} is {size!r}; expected a positive number")
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(key) or {}, dict):
             raise CheckpointError(f"{name}: {key} is {config[key]!r}; expected an object")
     _check_layer_types(config, name)
-    eps = config.get("rms_norm_eps")
+    eps = config.get(family.epsilon)
     if not isinstance(eps, (int, float)) or isinstance(eps, bool) or eps < 0:
-        raise CheckpointError(f"{name}: rms_norm_eps is {eps!r}; expected a number of 0 or more")
+        raise CheckpointError(
+            f"{name}: {family.epsilon} is {eps!r}; expected a number of 0 or more"
+        )
 
 
 def _check_layer_types(config: Mapping[str, Any], name: str) -> None:
@@ -77,15 +71,20 @@ def check_rotary(config: Mapping[str, Any], old: Shape, new: Shape) -> None:
 
 
 def grown_config(
-    config: Mapping[str, Any], old: Shape, new: Shape, dtype: str, note: str
+    config: Mapping[str, Any],
+    old: Shape,
+    new: Shape,
+    dtype: str,
+    note: str,
+    family: Family = LLAMA,
 ) -> dict[str, Any]:
     """Return the config of the grown model."""
     grown = dict(config)
-    for name, value in asdict(new).items():
-        grown[CONFIG_KEYS[name]] = value
+    for name, key in family.keys.items():
+        grown[key] = getattr(new, name)
     # rsqrt(mean + eps) of the longer vector is sqrt(new/old) of what it was only if eps shrinks
     # with the mean.
-    grown["rms_norm_eps"] = config["rms_norm_eps"] * old.hidden_size / new.hidden_size
+    grown[family.epsilon] = config[family.epsilon] * old.hidden_size / new.hidden_size
     grown["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     kinds = config.get("layer_types")
     if kinds:

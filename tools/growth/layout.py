@@ -1,55 +1,19 @@
-"""Which weights a Llama-family model has, along which axes, and what surrounds the old ones."""
+"""Which weights a grown model has, along which axes, and what surrounds the old ones."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from math import sqrt
+from pathlib import Path
+from typing import Any
 
 from growth.axes import Axis
+from growth.family import NORM, T5, Family, Kind, Stack
 from growth.shape import Shape
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.safetensors_file import WeightBytes
-
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-BUFFER = "rotary_emb.inv_freq"
-"""Old checkpoints store it; it follows from the config."""
-
-
-class Around(Enum):
-    """What the entries of a weight become that the old model did not have."""
-
-    NOISE = "random, as spread as the old entries: it reads zeros, or what it gives is not read"
-    ZERO = "zero: it would write into the residual stream"
-    MEAN = "the mean of the old entries: a norm's scale of what is zero"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How one kind of weight grows."""
-
-    axes: tuple[str, ...]
-    around: Around = Around.NOISE
-
-
-NORM = Kind(("hidden",), Around.MEAN)
-KINDS = {
-    "model.embed_tokens.weight": Kind(("vocab", "hidden"), Around.ZERO),
-    "input_layernorm.weight": NORM,
-    "self_attn.q_proj.weight": Kind(("queries", "hidden")),
-    "self_attn.k_proj.weight": Kind(("keys", "hidden")),
-    "self_attn.v_proj.weight": Kind(("values", "hidden")),
-    "self_attn.o_proj.weight": Kind(("hidden", "attended"), Around.ZERO),
-    "post_attention_layernorm.weight": NORM,
-    "mlp.gate_proj.weight": Kind(("units", "hidden")),
-    "mlp.up_proj.weight": Kind(("units", "hidden")),
-    "mlp.down_proj.weight": Kind(("hidden", "units"), Around.ZERO),
-    "model.norm.weight": NORM,
-    "lm_head.weight": Kind(("vocab", "hidden")),
-}
 
 
 @dataclass(frozen=True)
@@ -70,47 +34,69 @@ class Plan:
 
 
 def plan_weights(
-    checkpoint: Checkpoint, axes: Mapping[str, Axis], old: Shape, new: Shape, tied: bool
+    checkpoint: Checkpoint, family: Family, axes: Mapping[str, Axis], old: Shape, new: Shape
 ) -> list[Plan]:
     """Return every weight of the grown model: ends, old layers, then added ones.
 
-    Raises: CheckpointError for a weight that has no place in a Llama, is missing or misshapen.
+    Raises: CheckpointError for a weight that has no place in the model, is missing or misshapen.
     """
-    _check_all(checkpoint, axes, old, tied)
-    stored = checkpoint.weights
-    layers = _layers(stored)
-    plans = [_plan(n, n, stored[n], axes, old, new) for n in KINDS if n in stored]
-    for layer in range(new.layers):
-        like = layers[layer % old.layers]
-        for suffix, source in like.items():
-            name = f"model.layers.{layer}.{suffix}"
-            plan = _plan(name, suffix, source, axes, old, new)
-            plans.append(plan if layer < old.layers else _added(plan))
+    tied = is_tied(checkpoint, family)
+    stored = {name: w for name, w in checkpoint.weights.items() if family.reads(name)}
+    _check_all(checkpoint.folder, stored, family, axes, old, tied)
+    factors = _Factors(family, checkpoint.config, old, new)
+    names = [name for name in family.ends if name in stored]
     if tied:
-        plans = [plan for plan in plans if plan.name != "lm_head.weight"]
+        names = [name for name in names if name != family.head]
+    plans = [_plan(name, stored[name], family, axes, factors) for name in names]
+    for stack in family.stacks:
+        was = getattr(old, stack.layers)
+        layers = _layers(stored, stack)
+        for layer in range(getattr(new, stack.layers)):
+            for suffix, source in layers[layer % was].items():
+                plan = _plan(f"{stack.prefix}.{layer}.{suffix}", source, family, axes, factors)
+                if layer < was:
+                    plans.append(plan)
+                elif "buckets" not in plan.kind.axes:  # only the first layer has a bias
+                    plans.append(_added(plan))
     return plans
 
 
-def kind_of(suffix: str) -> Kind | None:
-    """Return how a weight grows; a projection's bias grows as its first axis does."""
-    if suffix in KINDS or not suffix.endswith("_proj.bias"):
-        return KINDS.get(suffix)
-    weight = KINDS.get(suffix.replace(".bias", ".weight"))
-    return weight and Kind(weight.axes[:1], weight.around)
+def is_tied(checkpoint: Checkpoint, family: Family) -> bool:
+    """Tell whether the embedding is the last projection as well."""
+    if family is T5:
+        return family.head not in checkpoint.weights
+    return bool(checkpoint.config.get("tie_word_embeddings", False))
+
+
+class _Factors:
+    """What the old entries of a weight are multiplied by."""
+
+    def __init__(self, family: Family, config: Mapping[str, Any], old: Shape, new: Shape) -> None:
+        # The mean of squares is over more columns, of which the new ones are zero.
+        self.norm = sqrt(old.hidden_size / new.hidden_size)
+        # Scores may be divided by sqrt(head_dim).
+        self.queries = sqrt(new.head_dim / old.head_dim) if family.divides else 1.0
+        # T5's first version multiplies what comes out of the decoder by d_model^-0.5.
+        scaled = family is T5 and config.get(
+            "scale_decoder_outputs", config.get("tie_word_embeddings") is not False
+        )
+        self.last = 1.0 if scaled else self.norm
+
+    def of(self, name: str, kind: Kind) -> float:
+        """Return the factor of a weight."""
+        if name == "decoder.final_layer_norm.weight":
+            return self.last
+        if kind is NORM:
+            return self.norm
+        return self.queries if kind.axes[0] == "queries" else 1.0
 
 
 def _plan(
-    name: str, suffix: str, source: WeightBytes, axes: Mapping[str, Axis], old: Shape, new: Shape
+    name: str, source: WeightBytes, family: Family, axes: Mapping[str, Axis], factors: _Factors
 ) -> Plan:
-    kind = kind_of(suffix)
+    kind = family.kind_of(name)
     assert kind is not None, "_check_all refuses what has no kind"
-    factor = 1.0
-    if kind is NORM:
-        # The mean of squares is over more columns, of which the new ones are zero.
-        factor = sqrt(old.hidden_size / new.hidden_size)
-    elif kind.axes[0] == "queries":
-        factor = sqrt(new.head_dim / old.head_dim)  # scores are divided by sqrt(head_dim)
-    return Plan(name, kind, tuple(axes[axis] for axis in kind.axes), source, factor)
+    return Plan(name, kind, tuple(axes[axis] for axis in kind.axes), source, factors.of(name, kind))
 
 
 def _added(plan: Plan) -> Plan:
@@ -118,34 +104,37 @@ def _added(plan: Plan) -> Plan:
     return Plan(plan.name, plan.kind, emptied, plan.source, plan.factor)
 
 
-def _layers(stored: Mapping[str, WeightBytes]) -> dict[int, dict[str, WeightBytes]]:
+def _layers(stored: Mapping[str, WeightBytes], stack: Stack) -> dict[int, dict[str, WeightBytes]]:
     layers: dict[int, dict[str, WeightBytes]] = {}
     for name, source in stored.items():
-        found = LAYER.fullmatch(name)
-        if found and BUFFER not in name:
-            layers.setdefault(int(found[1]), {})[found[2]] = source
+        if inside := stack.suffix_of(name):
+            layers.setdefault(inside[0], {})[inside[1]] = source
     return layers
 
 
-def _check_all(checkpoint: Checkpoint, axes: Mapping[str, Axis], old: Shape, tied: bool) -> None:
-    for name, source in checkpoint.weights.items():
-        if BUFFER not in name:
-            _check(name, source, axes, old.layers)
-    for name in _required(old, tied):
-        if name not in checkpoint.weights:
+def _check_all(
+    folder: Path, stored: Mapping[str, WeightBytes], family: Family, axes: Mapping[str, Axis],
+    old: Shape, tied: bool,
+) -> None:  # fmt: skip
+    for name, source in stored.items():
+        _check(name, source, family, axes, old)
+    for name in family.required(asdict(old), tied):
+        if name not in stored:
             raise CheckpointError(
-                f"{checkpoint.folder} holds no weight {name}, which its config.json calls for; "
+                f"{folder} holds no weight {name}, which its config.json calls for; "
                 "check that both are of one model"
             )
 
 
-def _check(name: str, source: WeightBytes, axes: Mapping[str, Axis], layers: int) -> None:
-    found = LAYER.fullmatch(name)
-    kind = kind_of(found[2] if found else name)
-    if kind is None or (found and int(found[1]) >= layers):
+def _check(
+    name: str, source: WeightBytes, family: Family, axes: Mapping[str, Axis], old: Shape
+) -> None:
+    kind = family.kind_of(name)
+    inside = [(stack, found) for stack in family.stacks if (found := stack.suffix_of(name))]
+    if kind is None or any(layer >= getattr(old, stack.layers) for stack, (layer, _) in inside):
         raise CheckpointError(
             f"{source.file} holds {name}, for which no growth is known that keeps the model's "
-            "outputs; give a checkpoint with the weights of a Llama"
+            f"outputs; give a checkpoint with the weights of {' or '.join(family.models)}"
         )
     expected = tuple(axes[axis].old for axis in kind.axes)
     if source.shape != expected:
@@ -157,13 +146,3 @@ def _check(name: str, source: WeightBytes, axes: Mapping[str, Axis], layers: int
         raise CheckpointError(
             f"{source.file}: {name} is stored as {source.dtype}; expected F32, F16 or BF16"
         )
-
-
-def _required(old: Shape, tied: bool) -> Iterator[str]:
-    for suffix in KINDS:
-        if suffix.startswith("model."):
-            yield suffix
-        elif suffix != "lm_head.weight":
-            yield from (f"model.layers.{layer}.{suffix}" for layer in range(old.layers))
-        elif not tied:
-            yield suffix

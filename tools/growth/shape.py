@@ -1,22 +1,13 @@
-"""The six numbers that make a Llama-family model big, and the shapes with a name."""
+"""The numbers that make a model big, and the shapes with a name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from growth.family import LLAMA, T5, Family
 from specrt.errors import CheckpointError
-
-CONFIG_KEYS = {
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "intermediate_size",
-}
-"""What config.json calls each number of a shape."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +20,15 @@ class Shape:
     kv_heads: int
     head_dim: int
     intermediate_size: int
+    decoder_layers: int | None = None
+    """Of an encoder-decoder, whose encoder then has `layers`."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in asdict(self).items():
+            if name == "decoder_layers" and value is None:
+                continue
             if type(value) is not int or value < 1:
-                raise CheckpointError(f"{field.name} is {value!r}; expected a positive number")
+                raise CheckpointError(f"{name} is {value!r}; expected a positive number")
         if self.heads % self.kv_heads:
             raise CheckpointError(
                 f"{self.heads} heads are no multiple of {self.kv_heads} kv heads; change one of "
@@ -42,14 +36,16 @@ class Shape:
             )
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
+    def of(cls, config: Mapping[str, Any], family: Family = LLAMA) -> Shape:
         """Read the shape out of a config.json.
 
         Raises: CheckpointError for a number that is missing or out of range.
         """
-        found = {name: config.get(key) for name, key in CONFIG_KEYS.items()}
-        if found["kv_heads"] is None:
+        found = {name: config.get(key) for name, key in family.keys.items()}
+        if found.get("kv_heads") is None:
             found["kv_heads"] = found["heads"]
+        if "decoder_layers" in found and found["decoder_layers"] is None:
+            found["decoder_layers"] = found["layers"]
         width, heads = found["hidden_size"], found["heads"]
         if found["head_dim"] is None and type(width) is type(heads) is int and heads:
             found["head_dim"] = width // heads
@@ -64,11 +60,15 @@ class Shape:
         """Count the numbers in all matrices; norms and biases hardly matter."""
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         layer = self.hidden_size * (attention + 3 * self.intermediate_size)
-        return self.layers * layer + vocab * self.hidden_size * (1 if tied else 2)
+        layers = self.layers * layer
+        if self.decoder_layers is not None:  # which attend twice
+            layers += self.decoder_layers * (layer + self.hidden_size * attention)
+        return layers + vocab * self.hidden_size * (1 if tied else 2)
 
     def __str__(self) -> str:
+        decoder = "" if self.decoder_layers is None else f" + {self.decoder_layers}"
         return (
-            f"hidden_size {self.hidden_size}, {self.layers} layers, {self.heads} heads "
+            f"hidden_size {self.hidden_size}, {self.layers}{decoder} layers, {self.heads} heads "
             f"({self.kv_heads} for keys and values) of {self.head_dim}, "
             f"intermediate_size {self.intermediate_size}"
         )
@@ -80,10 +80,22 @@ PRESETS = {
     "8B": Shape(4096, 32, 32, 8, 128, 14336),
 }
 """The last two are the shapes of Llama 3.2 1B and Llama 3.1 8B, whatever the vocabulary."""
+T5_PRESETS = {
+    "200M": Shape(768, 12, 12, 12, 64, 2048, 12),
+    "3B": Shape(2048, 24, 32, 32, 64, 5120, 24),
+}
+"""The shapes of T5 v1.1 Base and XL, whatever the vocabulary."""
 
 
-def check_growth(old: Shape, new: Shape) -> None:
+def presets_of(family: Family) -> Mapping[str, Shape]:
+    """Return the shapes with a name of a family."""
+    return T5_PRESETS if family is T5 else PRESETS
+
+
+def check_growth(old: Shape, new: Shape, divides: bool = True) -> None:
     """Hold a growth to what can be done without changing what the model computes.
+
+    Heads that divide the width are asked for where `divides` says so.
 
     Raises: CheckpointError naming the number that stands in the way.
     """
@@ -91,12 +103,16 @@ def check_growth(old: Shape, new: Shape) -> None:
         raise CheckpointError(f"nothing grows: the checkpoint has {old}; ask for a larger shape")
     for name, was in asdict(old).items():
         wanted = getattr(new, name)
-        if wanted < was:
+        if was is None and wanted is not None:
+            raise CheckpointError(
+                f"{name} is {wanted}, and the checkpoint has no encoder; leave it out"
+            )
+        if was is not None and wanted < was:
             raise CheckpointError(
                 f"{name} {wanted} is below the checkpoint's {was}; growth keeps every weight, so "
                 f"ask for {was} or more"
             )
-    if new.hidden_size % new.heads:
+    if divides and new.hidden_size % new.heads:
         raise CheckpointError(
             f"hidden_size {new.hidden_size} is no multiple of {new.heads} heads, which "
             "transformers asks for whatever head_dim is; change one of them"

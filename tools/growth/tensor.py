@@ -9,7 +9,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from growth.layout import NORM, Around, Plan
+from growth.family import NORM, Around
+from growth.layout import Plan
 from specrt.errors import CheckpointError
 from specrt_export.safetensors_file import WeightBytes
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,23 @@ def optimizers_of(model: LlamaForCausalLM, muon: float, adam: float) -> list[Opt
 class Run:
     """Everything of a stage that is saved and read back, and how to take a step."""
 
+    # Of the kinds that a stage works on.
+    model: Any
+    teacher: Any
+    tokens: Any
+    peaks: Sequence[float]
+    optimizers: list[Optimizer]
+
     def __init__(self, name: str, o: Options) -> None:
-        self.name, self.o, spec = name, o, STAGES[name]
+        self.name, self.o = name, o
         self.tokenizer = o.out / "tokenizer.json"
+        self.clock = Clock(o.minutes * 60, next_time(o.deadline), o.steps)
+        self.loss = math.nan  # running mean of the cross-entropy
+        self.open()
+
+    def open(self) -> None:
+        """Read the text, and make the model and what trains it."""
+        name, o, spec = self.name, self.o, STAGES[self.name]
         self.tokens = load_tokens(o.out, "train", o.window)
         self.model = first_model(name, o)
         self.teacher = None
@@ -86,19 +101,21 @@ class Run:
             self.teacher = load_model(o.out / "target", self.tokenizer, o.device)
         self.peaks = o.muon or spec.muon, o.adam or spec.adam
         self.optimizers = optimizers_of(self.model, *self.peaks)
-        self.clock = Clock(o.minutes * 60, next_time(o.deadline), o.steps)
-        self.loss = math.nan  # running mean of the cross-entropy
+
+    def losses(self) -> tuple[Tensor, Tensor]:
+        """Return (what to minimise, cross-entropy) of the next windows."""
+        o = self.o
+        starts = training_starts(len(self.tokens), self.clock.steps, o.batch, o.window, o.seed)
+        return losses(self.model, self.teacher, windows_at(self.tokens, starts, o.window, o.device))
 
     def step(self) -> None:
-        """Train on the next windows.
+        """Train on the next text.
 
         Raises: ClickException when the loss is no longer a number.
         """
-        o, clock = self.o, self.clock
-        starts = training_starts(len(self.tokens), clock.steps, o.batch, o.window, o.seed)
-        windows = windows_at(self.tokens, starts, o.window, o.device)
-        factor = rate(clock.done(), clock.steps, o.hold)
-        loss, entropy = losses(self.model, self.teacher, windows)
+        clock = self.clock
+        factor = rate(clock.done(), clock.steps, self.o.hold)
+        loss, entropy = self.losses()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         new = entropy.item()

@@ -321,6 +321,8 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
             project_on(model, scored)
             names = stored_names(model)
         for name, parameter in model.named_parameters():
+            if _is_computed(model, name):
+                continue
             parameter.copy_(torch.from_numpy(checkpoint.floats(names.get(name, name))))
         for name, buffer in model.named_buffers():
             if name in checkpoint.weights:
@@ -341,6 +343,11 @@ def no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             switch.enable_progress_bar()
+
+
+def _is_computed(model: Any, name: str) -> bool:
+    """Tell whether a parameter is a table of positions that a model makes, as Marian does."""
+    return hasattr(model.get_submodule(name.rpartition(".")[0]), "create_weight")
 
 
 PARITY_TOLERANCE = 1e-4
@@ -427,14 +434,17 @@ def _compare_conditioned(
 ) -> None:
     """Compare texts of two sources of different lengths, then of others, beyond near distances."""
     encodes = reference.task.encodes
-    sources = random_sources(source, SHORT, encodes=encodes)
+    # Some models take it for no token, and number those after it as if it were not there.
+    compare.padding = padding = reference.model.config.pad_token_id
+    sources = [_without(padding, one) for one in random_sources(source, SHORT, encodes=encodes)]
     run.condition(sources)
     _compare_short(run, reference.of(sources), compare)
-    sources = random_sources(source, (FAR, FAR // 3), encodes=encodes)
+    far = random_sources(source, (FAR, FAR // 3), encodes=encodes)
+    sources = [_without(padding, one) for one in far]
     run.condition(sources)
     length = min(FAR, run.geometry.max_positions)
     last = min(PAST_WINDOW, length // 2)
-    tokens = _random_tokens(run.geometry.vocab_size, length, 4)
+    tokens = compare.tokens(run, length, 4)
     run.reset(batch=2, length=length)
     run(tokens[:, : length - last], [0, 0], range(1))
     # One row at the end of its text, the other back in the middle, over keys that are its own.
@@ -461,12 +471,10 @@ def random_sources(
 
 def _compare_short(run: GraphRun, reference: Callable[[Tokens], Logits], compare: _Cases) -> None:
     """Prefill, verify at an offset, then roll row 0 back and go on with rows of two lengths."""
-    tokens = _random_tokens(run.geometry.vocab_size, PREFIX + VERIFIED + STALE)
+    tokens = compare.tokens(run, PREFIX + VERIFIED + STALE)
     drafted = tokens.copy()
     # Row 0 holds other tokens where it will be rolled back, so that its stale keys are wrong.
-    drafted[0, PREFIX - STALE :] = _random_tokens(run.geometry.vocab_size, VERIFIED + 2 * STALE, 2)[
-        0
-    ]
+    drafted[0, PREFIX - STALE :] = compare.tokens(run, VERIFIED + 2 * STALE, 2)[0]
     expected, width = reference(drafted), PREFIX
     run.reset(batch=2, length=tokens.shape[1] + CHUNK)
     output = run(drafted[:, :width], [0, 0], range(width))
@@ -482,7 +490,7 @@ def _compare_short(run: GraphRun, reference: Callable[[Tokens], Logits], compare
 
 def _compare_beyond(run: GraphRun, reference: Reference, compare: _Cases, window: int) -> None:
     """Feed chunks until queries have left the first keys behind."""
-    tokens = _random_tokens(run.geometry.vocab_size, window + PAST_WINDOW)[:1]
+    tokens = compare.tokens(run, window + PAST_WINDOW)[:1]
     expected = reference(tokens)
     run.reset(batch=1, length=tokens.shape[1])
     for start in range(0, tokens.shape[1], CHUNK):
@@ -492,8 +500,11 @@ def _compare_beyond(run: GraphRun, reference: Reference, compare: _Cases, window
     compare(f"window {window}", output, expected[:, -len(rows) :])
 
 
-def _random_tokens(vocab_size: int, length: int, seed: int = 1) -> Tokens:
-    return np.random.default_rng(seed).integers(0, vocab_size, (2, length))
+def _without(padding: int | None, source: NDArray[Any]) -> NDArray[Any]:
+    """Return token ids with another in the place of padding; features as they are."""
+    if padding is None or source.dtype.kind != "i":
+        return source
+    return np.where(source == padding, padding - 1 if padding else 1, source)
 
 
 class _Cases:
@@ -502,7 +513,13 @@ class _Cases:
     def __init__(self, tolerance: float, entries: Tokens | None) -> None:
         self.tolerance = tolerance
         self.entries = entries
+        self.padding: int | None = None
         self.cases: list[Case] = []
+
+    def tokens(self, run: GraphRun, length: int, seed: int = 1) -> Tokens:
+        """Return random texts of two rows, without padding where a model is told of it."""
+        drawn = np.random.default_rng(seed).integers(0, run.geometry.vocab_size, (2, length))
+        return _without(self.padding, drawn)
 
     def __call__(self, name: str, output: tuple[Logits, Tokens], expected: Logits) -> None:
         """Compare logits and argmax [B, R] with the reference's logits [B, R, V]."""

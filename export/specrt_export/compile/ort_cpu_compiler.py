@@ -28,7 +28,6 @@ from specrt_export.compile.compiler import (
     MadeUpTarget,
     Progress,
     encoder_record,
-    source_positions,
 )
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.head_formats import HEAD_FORMATS
@@ -171,7 +170,7 @@ def compile_ort_cpu(
 
     It is in the operators of the CPU kernels, and in those of ONNX Runtime where they are missing.
     Of an encoder-decoder `encoder` and `cross` are written, too, in the former alone; `max_source`
-    are the positions of its longest source, see `source_positions`.
+    are the positions of its longest source, see `EngineOptions.source_positions`.
     Weights are read, changed and written a slice at a time, never all at once.
     Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
     """
@@ -180,7 +179,10 @@ def compile_ort_cpu(
     check_length(geometry, max_length, checkpoint)
     contrib = bool(missing_kernels())
     source = source_of(portable)
-    positions = source_positions(source, max_source) if source is not None else 0
+    positions = 0
+    if source is not None:
+        options = EngineOptions(max_source=max_source)
+        positions = options.source_positions(source.max_source, features=bool(source.features))
     if contrib and any(i.name == CONTEXT for i in portable.graph.input):
         raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes

@@ -37,6 +37,7 @@ from specrt_export.portable.trace import (
     Traced,
     best_ids,
     build,
+    check_positions,
     contract,
     faked,
     fill,
@@ -46,13 +47,10 @@ from specrt_export.portable.trace import (
     stored_names,
     traced,
 )
-from specrt_export.task import SPEECH, ModelTask, normalized
+from specrt_export.task import SPEECH, UNBOUNDED, ModelTask, normalized
 
 SOURCE_WIDTH = 7
 """Positions of the example source; no other example size is the same."""
-
-UNBOUNDED = 1 << 20
-"""Positions of a model whose positions are relative, which has no table that ends."""
 
 Pairs = list[tuple[Tensor, Tensor]]
 
@@ -232,23 +230,51 @@ def _replace_biases(model: Any, hook: Hook, mode: FakeTensorMode) -> dict[str, T
 
 
 def _replace_positions(model: Any, hook: Hook) -> None:
-    """Let a decoder look up the position of each token of each row in its table."""
-    for name, module in model.get_decoder().named_modules():
-        if name.rpartition(".")[2] != "embed_positions":
-            continue
-        if not isinstance(module, torch.nn.Embedding):
-            raise ExportError(
-                f"{type(module).__name__} computes positions otherwise than by a table; this model "
-                "does not export"
-            )
-        cast(Any, module).forward = _positions(module, hook)
+    """Let a decoder look up the position of each token of each row in its table.
+
+    So does an encoder that else would number the tokens of a source by what they are not, padding.
+    """
+    replaced = []
+    if not any(map(_from_padding, _tables(model.get_encoder()))):
+        check_positions(model)
+    for part in (model.get_encoder(), model.get_decoder()):
+        for module in _tables(part):
+            is_table, numbers = isinstance(module, torch.nn.Embedding), _from_padding(module)
+            if part is model.get_decoder() and not is_table and not numbers:
+                raise ExportError(
+                    f"{type(module).__name__} computes positions otherwise than by a table; this "
+                    "model does not export"
+                )
+            if numbers or part is model.get_decoder():
+                module.forward = _positions(module, hook)
+                replaced.append(module)
+    check_positions(model, replaced)
+
+
+def _tables(part: Any) -> list[Any]:
+    """Return the modules of an encoder or a decoder that look positions up."""
+    named = part.named_modules() if part is not None else ()
+    return [module for name, module in named if name.rpartition(".")[2] == "embed_positions"]
+
+
+def _from_padding(module: Any) -> bool:
+    """Tell whether a module has a sinusoidal table, read from behind the padding token's row on."""
+    table = getattr(module, "weights", None)
+    return isinstance(table, Tensor) and isinstance(module.padding_idx, int)
+
+
+def _first_row(module: Any) -> int:
+    """Return the row of a table that position 0 is in."""
+    return int(module.padding_idx) + 1 if _from_padding(module) else getattr(module, "offset", 0)
 
 
 def _positions(module: Any, hook: Hook) -> Callable[..., Tensor]:
-    def looked_up(*_: Any, **__: Any) -> Tensor:
-        assert hook.positions is not None
-        index = hook.positions + getattr(module, "offset", 0)
-        rows: Tensor = torch.nn.functional.embedding(index, module.weight)
+    def looked_up(tokens: Tensor, *_: Any, **__: Any) -> Tensor:
+        positions = hook.positions
+        if positions is None:  # in an encoder, whose rows all begin at 0
+            positions = torch.arange(tokens.shape[1]).unsqueeze(0)
+        table = module.weights if _from_padding(module) else module.weight
+        rows: Tensor = torch.nn.functional.embedding(positions + _first_row(module), table)
         return rows
 
     return looked_up
@@ -256,9 +282,9 @@ def _positions(module: Any, hook: Hook) -> Callable[..., Tensor]:
 
 def table_size(part: Any) -> int:
     """Return how many positions an encoder or a decoder has a table for."""
-    for name, module in part.named_modules():
-        if name.rpartition(".")[2] == "embed_positions":
-            return int(module.weight.shape[0]) - int(getattr(module, "offset", 0))
+    for module in _tables(part):
+        table = module.weights if _from_padding(module) else module.weight
+        return int(table.shape[0]) - _first_row(module)
     return UNBOUNDED
 
 

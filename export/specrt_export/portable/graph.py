@@ -131,6 +131,53 @@ def parts_beside(decoder: Path) -> dict[str, Path]:
     return {part: path for part, path in places.items() if path.is_file()}
 
 
+SOURCE_IDS = "source_ids"
+"""What an encoder's token ids are called in a graph that holds a decoder, too."""
+
+
+def whole_graph(decoder: Path) -> onnx.ModelProto:
+    """Read a decoder's graph with those that condition it before it, as one graph.
+
+    ```
+    source_ids ─ encoder ─ hidden ─ cross ─ cross_key.i, cross_value.i ─ decoder ─ logits
+    ```
+    An encoder's `length` is `source_length`. Weights and what joins the graphs keep their names. A
+    decoder of no source is returned as it is; one without an encoder reads `hidden`.
+    Raises: ExportError.
+    """
+    whole = read_graph(decoder)
+    if source_of(whole) is None:
+        return whole
+    joints = {"input_features", "hidden", *(value.name for value in whole.graph.input)}
+    found = parts_beside(decoder)
+    parts = [_apart(read_graph(found[part]), part, joints) for part in reversed(PARTS)
+             if part in found]  # fmt: skip
+    graphs = [*parts, whole.graph]
+    one = onnx.GraphProto(name=whole.graph.name, output=whole.graph.output)
+    one.node.extend(node for graph in graphs for node in graph.node)
+    made = {name for node in one.node for name in node.output}
+    inputs = {value.name: value for graph in graphs for value in graph.input}
+    one.input.extend(value for name, value in inputs.items() if name not in made)
+    tensors = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+    one.initializer.extend(tensors.values())
+    whole.graph.CopyFrom(one)
+    return whole
+
+
+def _apart(model: onnx.ModelProto, part: str, joints: set[str]) -> onnx.GraphProto:
+    """Return a graph whose names are its own, but for those of weights and of `joints`."""
+    kept = joints | {tensor.name for tensor in external_tensors(model)} | {""}
+    known = {name: name for name in kept} | {"input_ids": SOURCE_IDS, "length": "source_length"}
+    graph = model.graph
+    for node in graph.node:
+        node.name = f"{part}/{node.name}"
+        for names in (node.input, node.output):
+            names[:] = [known.get(name, f"{part}/{name}") for name in names]
+    for one in (*graph.input, *graph.initializer):
+        one.name = known.get(one.name, f"{part}/{one.name}")
+    return graph
+
+
 Tokens = NDArray[np.int64]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import starmap, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,23 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from specrt.engine.protocol import Source
 from specrt_export.portable.external_data import Floats
-from specrt_export.portable.graph import Tokens, geometry_of, open_session
+from specrt_export.portable.graph import (
+    SOURCE_IDS,
+    Tokens,
+    geometry_of,
+    open_session,
+    source_of,
+)
 
 Array = NDArray[np.generic]
+
+Values = Array | list[Array]
+"""Of a tensor for each piece: one array [P, ...] where all have one shape."""
+
+SOURCES = (SOURCE_IDS, "input_features", "hidden")
+"""What a source is called that a graph reads."""
 
 
 def weight_name(product: str) -> str:
@@ -30,22 +45,28 @@ class SegmentedRun:
 
     What does not depend on the text (positions, masks, rotations) is computed in each segment
     again; what does and is read later is kept, for all pieces. Weights of products are given to
-    each segment, so that none lies in memory longer than its own.
+    each segment, so that none lies in memory longer than its own. Of an encoder-decoder, whose
+    graph is a `whole_graph`, segments begin in the encoder, and each piece is a text of a source.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, folder: Path, products: Iterable[str], pieces: Tokens
-    ) -> None:
-        """Take pieces [P, S] of a text; `products` are the nodes whose weights will be given."""
-        self._model, self._folder, self._pieces = model, folder, pieces
+        self, model: onnx.ModelProto, folder: Path, products: Iterable[str],
+        pieces: Sequence[Tokens] | Tokens, sources: Sequence[Source] = (),
+    ) -> None:  # fmt: skip
+        """Take pieces of a text, and the source of each where they have one.
+
+        `products` are the nodes whose weights will be given.
+        """
+        self._model, self._folder = model, folder
+        self._pieces = [*starmap(partial(_inputs, model), zip_longest(pieces, sources))]
         _give_weights(model.graph, set(products))
         _cast_after_lookup(model.graph)
         self._nodes = list(model.graph.node)
         self._makers = {name: at for at, node in enumerate(self._nodes) for name in node.output}
         self._varies = _text_dependent(model.graph)
         self._done: set[int] = set()
-        self.kept: dict[str, Array] = {}
-        """Of each tensor that is read later, its values [P, ...]."""
+        self.kept: dict[str, Values] = {}
+        """Of each tensor that is read later, its values for each piece."""
         self._ahead: list[str] = []
         self._wanted: set[int] = set()
 
@@ -65,14 +86,15 @@ class SegmentedRun:
         return [n.name for n in (self._nodes[at] for at in sorted(nodes)) if _is_given(n)]
 
     def advance(self, tensor: str, weights: Mapping[str, Floats]) -> Floats:
-        """Run the segment that ends at a tensor; return its values of all pieces [P * S, K].
+        """Run the segment that ends at a tensor; return its values of all pieces [N, K].
 
         `weights` are those of its products, by `weight_name`.
         """
         segment = self.segment(tensor)
         self.kept = segment.run(self.kept, weights)
-        values = self.kept[tensor]
-        return values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+        if tensor in self._pieces[0]:  # what a text or a source begins with
+            return rows_of([piece[tensor] for piece in self._pieces])
+        return rows_of(self.kept[tensor])
 
     def segment(self, tensor: str) -> Segment:
         """Open the segment that ends at a tensor, and count the tensor as reached.
@@ -85,8 +107,8 @@ class SegmentedRun:
         read_later = {tensor, *self._ahead} | {
             name
             for at in self._wanted - self._done
-            if self._of_text(at)
             for name in self._nodes[at].input
+            if name in self._varies  # also where only its shape is read
         }
         nodes = [self._nodes[at] for at in sorted(places)]
         made = [name for node in nodes for name in node.output]
@@ -118,8 +140,10 @@ class SegmentedRun:
         for name in sorted(given):
             graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]))
         for name in sorted(read & self.kept.keys()):
-            kind = helper.np_dtype_to_tensor_dtype(self.kept[name].dtype)
-            shape = self.kept[name].shape[1:]
+            values = self.kept[name]
+            kind = helper.np_dtype_to_tensor_dtype(values[0].dtype)
+            same = isinstance(values, np.ndarray)
+            shape = values[0].shape if same else (None,) * values[0].ndim
             graph.input.append(helper.make_tensor_value_info(name, kind, shape))
         graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
         model = onnx.ModelProto()
@@ -132,38 +156,63 @@ class Segment:
     """Some nodes of a graph, open to be run; see `SegmentedRun`."""
 
     def __init__(
-        self, model: onnx.ModelProto, folder: Path, pieces: Tokens, read_later: set[str]
-    ) -> None:
+        self, model: onnx.ModelProto, folder: Path, pieces: Sequence[Mapping[str, Array]],
+        read_later: set[str],
+    ) -> None:  # fmt: skip
         self._pieces, self._read_later = pieces, read_later
         self._outputs = [value.name for value in model.graph.output]
         if not self._outputs:
             return
         self._session, self._held = open_session(model, folder)
         self._names = {value.name for value in self._session.get_inputs()}
-        self._beginning = _beginning(model, pieces.shape[1])
+        self._geometry = geometry_of(model)
+        shapes = {tuple(array.shape for array in piece.values()) for piece in pieces}
+        self._same = len(shapes) == 1
 
-    def run(self, kept: Mapping[str, Array], weights: Mapping[str, Floats]) -> dict[str, Array]:
+    def run(self, kept: Mapping[str, Values], weights: Mapping[str, Floats]) -> dict[str, Values]:
         """Return what is read later, of what was kept before and of what the segment makes."""
-        made: dict[str, Array] = {}
+        made: dict[str, Any] = {}
         for number, piece in enumerate(self._pieces if self._outputs else ()):
-            fixed = self._beginning | dict(weights) | {"input_ids": piece[None]}
+            fixed = self._beginning(piece["input_ids"].shape[1]) | dict(weights) | dict(piece)
             given = fixed | {name: kept[name][number] for name in kept if name in self._names}
             feed = {name: array for name, array in given.items() if name in self._names}
             results = self._session.run(self._outputs, feed)
             for name, value in zip(self._outputs, results, strict=True):
+                if not self._same:
+                    made.setdefault(name, []).append(value)
+                    continue
                 if name not in made:
                     made[name] = np.empty((len(self._pieces), *value.shape), value.dtype)
                 made[name][number] = value
         return {n: a for n, a in (dict(kept) | made).items() if n in self._read_later}
 
+    def _beginning(self, length: int) -> dict[str, Any]:
+        """Return what a piece begins with: position 0, and empty buffers."""
+        one = self._geometry
+        empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
+        buffers = {name: empty for name in self._names if name.startswith(("key.", "value."))}
+        return {"start": np.array([0]), "rows": np.arange(length), **buffers}
 
-def _beginning(model: onnx.ModelProto, length: int) -> dict[str, Any]:
-    """Return what is the same for each piece: it begins at position 0, with empty buffers."""
-    one = geometry_of(model)
-    empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
-    buffers = {v.name: empty for v in model.graph.input
-               if v.name.startswith(("key.", "value."))}  # fmt: skip
-    return {"start": np.array([0]), "rows": np.arange(length), **buffers}
+
+def rows_of(values: Values) -> Floats:
+    """Return the values of all pieces as rows [N, K]."""
+    if isinstance(values, np.ndarray):
+        return values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
+    rows = [value.reshape(-1, value.shape[-1]) for value in values]
+    return np.concatenate(rows).astype(np.float32, copy=False)
+
+
+def _inputs(model: onnx.ModelProto, piece: Tokens, source: Source | None) -> dict[str, Array]:
+    """Return what a graph reads of one text [S], and of its source."""
+    tokens: dict[str, Array] = {"input_ids": piece[None]}
+    if source is None:
+        return tokens
+    own = {value.name for value in model.graph.input}
+    name = next(name for name in SOURCES if name in own)
+    sizes = source_of(model)
+    assert sizes is not None, "a graph that reads a source has its sizes"
+    length = sizes.max_source if name == "input_features" else len(source)
+    return {**tokens, name: source[None], "source_length": np.array([length])}
 
 
 def _is_given(node: onnx.NodeProto) -> bool:
@@ -201,7 +250,7 @@ def _cast_after_lookup(graph: onnx.GraphProto) -> None:
 
 def _text_dependent(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that another text would give other values."""
-    names = {"input_ids"}
+    names = {"input_ids", *SOURCES}
     for node in graph.node:
         if node.op_type != "Shape" and not names.isdisjoint(node.input):
             names.update(node.output)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,11 @@ def traced(folder: Path, trace: Callable[[], T]) -> T:
         raise
     # A model's own code runs here, and the exporter's; either raises what it likes.
     except Exception as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, ExportError):
+            cause = cause.__cause__
+        if cause is not None:  # a refusal of ours, from within the exporter
+            raise cause from None
         reason = str(error).strip().partition("\n")[0]
         raise ExportError(
             f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "
@@ -98,6 +103,7 @@ def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64]
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         model, buffers = build(folder, mode)
+        check_positions(model)
         if entries is not None:
             with faked(mode):
                 project_on(model, len(entries))
@@ -135,7 +141,6 @@ def build(
     """Build a model with fake parameters; return it with the real values of its buffers.
 
     `factory_of` names the class that builds models of a type.
-    Raises: ExportError for a model that numbers its positions otherwise than the graph does.
     """
     from transformers import AutoConfig
 
@@ -145,17 +150,27 @@ def build(
     with faked(mode):
         # Eager, because some models refuse to be built for a function they do not know.
         model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()):
-        raise ExportError(
-            f"{type(model).__name__} numbers positions from its padding token on; expected a "
-            "decoder that numbers them from 0. Export another model"
-        )
     buffers = take_buffers(model, mode)
     for module in model.modules():
         # The angles of short texts, which hold as far as `trained_positions` reaches.
         if getattr(module, "rope_type", None) == LONG_ROPE:
             module.rope_type = "default"
     return model.eval(), buffers
+
+
+def check_positions(model: Any, replaced: Collection[Any] = ()) -> None:
+    """Refuse a model that numbers its positions otherwise than the graph does.
+
+    `replaced` are the modules that look up positions as the graph has them.
+    Raises: ExportError.
+    """
+    for module in model.modules():
+        numbers = hasattr(module, "create_position_ids_from_input_ids")
+        if numbers and not any(module is one for one in replaced):
+            raise ExportError(
+                f"{type(model).__name__} numbers positions from its padding token on; expected a "
+                "decoder that numbers them from 0. Export another model"
+            )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from specrt.engine.protocol import Source
 from specrt.errors import BuildError
 from specrt.system.memory import size
 from specrt_export.portable.external_data import (
@@ -25,8 +26,8 @@ from specrt_export.portable.external_data import (
     atomic_file,
     external_tensors,
 )
-from specrt_export.portable.graph import Tokens, divergences, geometry_of, read_graph, runs_here
-from specrt_export.portable.segments import Array, SegmentedRun, weight_name
+from specrt_export.portable.graph import Tokens, divergences, geometry_of, runs_here, whole_graph
+from specrt_export.portable.segments import SegmentedRun, Values, rows_of, weight_name
 from specrt_export.precision import BitBound, Precision
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
@@ -78,13 +79,23 @@ def parts_of(model: onnx.ModelProto, precision: Precision) -> list[Part]:
         return high[choice.weight].stored_bytes(shape) - choice.stored_bytes(shape)
 
     groups = stages(model, [low[weight] for weight in free if weight in low and weight in high])
-    return [Part(_name(g), tuple(g), sum(map(added, g))) for g in groups.values()]
+    names = [_name(group) for group in groups.values()]
+    return [
+        # A layer that attends twice, to its text and to a source, projects twice what it found.
+        Part(_name(g, 2) if names.count(name) > 1 else name, tuple(g), sum(map(added, g)))
+        for name, g in zip(names, groups.values(), strict=True)
+    ]
 
 
-def _name(choices: Sequence[Choice]) -> str:
+def _name(choices: Sequence[Choice], words: int = 1) -> str:
+    """Return the layer of some weights, and the last words of their names."""
+    groups = {choice.group for choice in choices}
+    if len(groups) > 1:  # the layers of a decoder read one source
+        return "cross projections"
     group = choices[0].group
-    weights = [choice.weight.removesuffix(".weight").rpartition(".")[2] for choice in choices]
-    return f"{group}: {', '.join(weights)}" if group.startswith("layer ") else group
+    weights = [c.weight.removesuffix(".weight").rsplit(".", words)[-words:] for c in choices]
+    names = ", ".join(map(".".join, weights))
+    return f"{group}: {names}" if group.endswith(tuple("0123456789")) else group
 
 
 TOKENS, PIECE = 256, 128
@@ -105,9 +116,22 @@ def cut_pieces(model: onnx.ModelProto, pieces: Sequence[Tokens]) -> Tokens:
     return np.stack([pieces[int(at)][:length] for at in places])
 
 
+def cut_pairs(
+    model: onnx.ModelProto, pieces: Sequence[Tokens], sources: Sequence[Source]
+) -> tuple[list[Tokens], list[Source]]:
+    """Return texts to measure parts on and their sources, spread over those there are."""
+    most = max(1, min(TOKENS, _LOGIT_BYTES // (4 * geometry_of(model).vocab_size)))
+    length = min(PIECE, most)
+    mean = max(1, sum(min(len(piece), length) for piece in pieces) // len(pieces))
+    places = np.linspace(0, len(pieces) - 1, min(max(1, most // mean), len(pieces))).round()
+    chosen = [int(at) for at in places]
+    return [pieces[at][:length] for at in chosen], [sources[at] for at in chosen]
+
+
 def sensitivities(
     model: onnx.ModelProto, checkpoint: Path, parts: Sequence[Part],
-    codes: CalibratedCodes | None, pieces: Tokens, folder: Path, progress: Progress,
+    codes: CalibratedCodes | None, pieces: Sequence[Tokens] | Tokens, folder: Path,
+    progress: Progress, sources: Sequence[Source] = (),
 ) -> list[float]:  # fmt: skip
     """Measure what each part alone does in int4: the mean KL divergence, in nats.
 
@@ -118,7 +142,7 @@ def sensitivities(
     `codes` are those of a calibration; without them each weight is rounded for itself. The model is
     run in segments, with as many parts side by side as `_BRANCH_BYTES` hold. What is measured is
     kept in a folder, for a build that was killed.
-    Shapes: pieces [P, S].
+    Pieces are of one length, but for texts of `sources`.
     Raises: CheckpointError, BuildError.
     """
     if not runs_here():
@@ -128,11 +152,12 @@ def sensitivities(
         )
     choices = [choice for part in parts for choice in part.choices]
     record = folder / f"sensitivities-{'search' if codes is None else 'gptq'}.json"
-    key = content_key(model, checkpoint, choices, pieces)
+    key = content_key(model, checkpoint, choices, [*pieces, *sources])
     measured = _read(record, key)
     tensors = {tensor.name: StoredTensor(tensor, checkpoint) for tensor in external_tensors(model)}
     widest = max(size for choice in choices for size in tensors[choice.weight].shape)
-    step = max(1, _BRANCH_BYTES // (8 * pieces.size * widest))
+    positions = sum(map(len, pieces)) + sum(map(_positions, sources))
+    step = max(1, _BRANCH_BYTES // (8 * positions * widest))
     while len(measured) < len(parts):
         begin = len(measured)
         end = min(begin + step, len(parts))
@@ -141,10 +166,15 @@ def sensitivities(
             progress("sensitivity of parts", (begin + (end - begin) * done) / len(parts))
 
         sweep = _Sweep(tensors, parts[begin:end], codes)
-        measured += sweep.run(model, checkpoint, choices, pieces, show)
+        measured += sweep.run(model, checkpoint, choices, pieces, show, sources)
         with atomic_file(record) as file:
             file.write(json.dumps({"key": key, "kl": measured}).encode())
     return measured
+
+
+def _positions(source: Source) -> int:
+    """Return the positions of a source: token ids, or the frames of features."""
+    return int(source.shape[-1])
 
 
 def _read(record: Path, key: str) -> list[float]:
@@ -166,17 +196,18 @@ class _Sweep:
         self._threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
     def run(
-        self, model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], pieces: Tokens,
-        progress: Callable[[float], None],
+        self, model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice],
+        pieces: Sequence[Tokens] | Tokens, progress: Callable[[float], None],
+        sources: Sequence[Source] = (),
     ) -> list[float]:  # fmt: skip
         """Return the KL divergence of each part."""
         of_product = {product: choice for choice in choices for product in choice.products}
         own = onnx.ModelProto()
         own.CopyFrom(model)
-        run = SegmentedRun(own, checkpoint, of_product, pieces)
+        run = SegmentedRun(own, checkpoint, of_product, pieces, sources)
         tensors = [*stages(model, choices), LOGITS]
         run.plan(tensors)
-        branches: dict[int, dict[str, Array]] = {}
+        branches: dict[int, dict[str, Values]] = {}
         found: list[float] = []
         for number, tensor in enumerate(tensors):
             progress(number / len(tensors))
@@ -189,7 +220,7 @@ class _Sweep:
                 own_weights = {n: self._rounded(used[n]) for n, p in parts.items() if p == part}
                 branch = segment.run(branches.get(part, before), exact | own_weights)
                 if tensor == LOGITS:
-                    ours, theirs = (kept[LOGITS].astype(np.float32) for kept in (run.kept, branch))
+                    ours, theirs = (rows_of(kept[LOGITS]) for kept in (run.kept, branch))
                     found.append(_mean_divergence(ours, theirs))
                 else:
                     branches[part] = branch
@@ -219,14 +250,13 @@ class _Sweep:
 
 
 def _mean_divergence(ours: Floats, theirs: Floats) -> float:
-    """Return the mean KL divergence of logits [P, 1, S, V], in nats."""
-    rows = ours.reshape(-1, ours.shape[-1]), theirs.reshape(-1, theirs.shape[-1])
+    """Return the mean KL divergence of logits [N, V], in nats."""
     step = 16
     sums = [
-        divergences(rows[0][at : at + step], rows[1][at : at + step]).sum()
-        for at in range(0, len(rows[0]), step)
+        divergences(ours[at : at + step], theirs[at : at + step]).sum()
+        for at in range(0, len(ours), step)
     ]
-    return max(0.0, float(sum(sums)) / len(rows[0]))
+    return max(0.0, float(sum(sums)) / len(ours))
 
 
 def knapsack(values: Sequence[float], weights: Sequence[float], room: float) -> frozenset[int]:
@@ -254,7 +284,7 @@ def open_search(
     little where earlier ones have more bits, and trials are judged by the whole.
     Raises: CheckpointError, ExportError, BuildError.
     """
-    model = read_graph(graph)
+    model = whole_graph(graph)
     parts = parts_of(model, precision)
     low = {choice.weight: LOW for part in parts for choice in part.choices}
     choices = choose(model, precision, low)
@@ -266,8 +296,11 @@ def open_search(
             f"than {least} bytes; ask for more than that, or for a larger `block`"
         )
     codes = find_codes(model, checkpoint, precision, choices, text, progress)
-    pieces = cut_pieces(model, text.pieces)
-    kls = sensitivities(model, checkpoint, parts, codes, pieces, text.folder, progress)
+    pieces: Sequence[Tokens] | Tokens = cut_pieces(model, text.pieces)
+    sources: Sequence[Source] = ()
+    if text.sources:
+        pieces, sources = cut_pairs(model, text.pieces, text.sources)
+    kls = sensitivities(model, checkpoint, parts, codes, pieces, text.folder, progress, sources)
     return BitSearch(parts, kls, bound, least), codes
 
 

@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 import specrt
+from specrt.engine.protocol import Source
 from specrt.errors import BuildError
 from specrt_export.portable.external_data import (
     Floats,
@@ -27,7 +28,7 @@ from specrt_export.portable.external_data import (
     location,
 )
 from specrt_export.portable.graph import Tokens, runs_here
-from specrt_export.portable.segments import SegmentedRun, weight_name
+from specrt_export.portable.segments import Array, SegmentedRun, Values, weight_name
 from specrt_export.quantize.codes import Codes, int4_grid, pack, unpack
 from specrt_export.quantize.gptq import DAMPINGS, Products, factor, feed_back, second_moments
 
@@ -53,8 +54,10 @@ class CalibrationText:
     """A text to find codes on, and the folder in which what is done outlives a killed build."""
 
     pieces: Sequence[Tokens]
-    """Of one length."""
+    """Of one length, but for texts of sources."""
     folder: Path
+    sources: Sequence[Source] = ()
+    """Of an encoder-decoder: what each piece is a text of."""
 
 
 class CalibratedCodes:
@@ -93,19 +96,29 @@ class CalibratedCodes:
         number = self._names.index(name)
         return [self._folder / f"{number}.{part}.npy" for part in ("codes", "scales", "zeros")]
 
-    def write_state(self, done: int, kept: Mapping[str, NDArray[Any]]) -> None:
+    def write_state(self, done: int, kept: Mapping[str, Values]) -> None:
         """Keep how many stages are done, and the tensors that later ones read."""
-        arrays = {str(number): array for number, array in enumerate(kept.values())}
+        apart = [
+            (name, array)
+            for name, values in kept.items()
+            for array in ([values] if isinstance(values, np.ndarray) else values)
+        ]
+        names = np.array([name for name, _ in apart])
+        arrays = {str(number): array for number, (_, array) in enumerate(apart)}
         with atomic_file(self._folder / "state.npz") as file:
-            np.savez(file, done=np.array(done), names=np.array(list(kept)), **arrays)  # type: ignore[arg-type]
+            np.savez(file, done=np.array(done), names=names, **arrays)  # type: ignore[arg-type]
 
-    def read_state(self) -> tuple[int, dict[str, NDArray[Any]]]:
+    def read_state(self) -> tuple[int, dict[str, Values]]:
         """Return what `write_state` kept: nothing at first."""
         path = self._folder / "state.npz"
         if not path.is_file():
             return 0, {}
+        apart: dict[str, list[Array]] = {}
         with np.load(path) as state:
-            kept = {str(name): state[str(at)] for at, name in enumerate(state["names"])}
+            for at, name in enumerate(state["names"]):
+                apart.setdefault(str(name), []).append(state[str(at)])
+            # Of one piece alone all shapes are one, so that several arrays are of several pieces.
+            kept = {n: arrays if len(arrays) > 1 else arrays[0] for n, arrays in apart.items()}
             return int(state["done"]), kept
 
 
@@ -129,12 +142,12 @@ def calibrate(
         )
     in_order = list(stages(model, choices).items())
     of_product = {p: choice for _, group in in_order for choice in group for p in choice.products}
-    key = content_key(model, checkpoint, choices, text.pieces)
+    key = content_key(model, checkpoint, choices, [*text.pieces, *text.sources])
     found = CalibratedCodes(text.folder, key, [choice.name for choice in choices])
     tensors = {tensor.name: StoredTensor(tensor, checkpoint) for tensor in external_tensors(model)}
     own = onnx.ModelProto()
     own.CopyFrom(model)
-    run = SegmentedRun(own, checkpoint, of_product, np.stack(text.pieces))
+    run = SegmentedRun(own, checkpoint, of_product, text.pieces, text.sources)
     run.plan(tensor for tensor, _ in in_order)
     done, run.kept = found.read_state()
     for tensor, _ in in_order[:done]:
@@ -168,7 +181,7 @@ def stages(model: onnx.ModelProto, choices: Sequence[Choice]) -> dict[str, list[
 
 
 def content_key(
-    model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], pieces: Iterable[Tokens]
+    model: onnx.ModelProto, checkpoint: Path, choices: Sequence[Choice], pieces: Iterable[Source]
 ) -> str:
     """Hash what decides codes; weights count by size and time."""
     digest = hashlib.sha256(model.SerializeToString(deterministic=True))

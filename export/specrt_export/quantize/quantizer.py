@@ -21,7 +21,13 @@ from specrt_export.portable.external_data import (
     external_tensors,
     location,
 )
-from specrt_export.portable.graph import PRECISION, part_path, parts_beside, read_graph
+from specrt_export.portable.graph import (
+    PRECISION,
+    part_path,
+    parts_beside,
+    read_graph,
+    whole_graph,
+)
 from specrt_export.precision import STORED, Precision
 from specrt_export.quantize.calibration import (
     CalibratedCodes,
@@ -77,12 +83,14 @@ def quantize(
     folder.mkdir(parents=True)
     graphs = {"": graph, **parts_beside(graph)}
     stored: dict[str, tuple[Stored, ...]] = {}
+    if codes is None and text is not None:
+        whole = whole_graph(graph)
+        choices = choose(whole, precision, formats or {})
+        codes = find_codes(whole, checkpoint, precision, choices, text, progress)
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
         for part, path in graphs.items():
             model = read_graph(path)
             choices = choose(model, precision, formats or {})
-            if codes is None and text is not None:
-                codes = find_codes(model, checkpoint, precision, choices, text, progress)
             there = [one for others in stored.values() for one in others]
             stored[part] = tuple(_write_chosen(model, checkpoint, choices, store, codes, there))
             graft(model, stored[part])
@@ -96,21 +104,25 @@ def quantize(
 def keep(graph: Path, checkpoint: Checkpoint, folder: Path) -> Quantized:
     """Write `graph.onnx` and `weights.data` of a checkpoint that is quantized already.
 
-    Its codes and scales stay as they are, bit for bit; floats are copied as fp32.
+    Its codes and scales stay as they are, bit for bit; floats are copied as fp32. Of an
+    encoder-decoder the other graphs are written, too.
     Raises: ExportError, CheckpointError.
     """
-    model = read_graph(graph)
     folder.mkdir(parents=True)
+    coded, stored = checkpoint.coded, dict[str, tuple[Stored, ...]]()
     with closing(DataFile(folder / WEIGHTS, WEIGHTS)) as file, closing(Store(file)) as store:
-        coded = checkpoint.coded
-        stored = [store.write_codes(one, coded[one.weight]) for one in choose_coded(model, coded)]
-        graft(model, stored)
-        _order_inputs(
-            model, {p: coded[o.choice.weight].inputs for o in stored for p in o.choice.products}
-        )
-        keep_rest(model, checkpoint.folder, store)
-    (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
-    return Quantized(folder, Precision.of(STORED), tuple(stored))
+        for part, path in {"": graph, **parts_beside(graph)}.items():
+            model = read_graph(path)
+            own = [store.write_codes(one, coded[one.weight]) for one in choose_coded(model, coded)]
+            stored[part] = tuple(own)
+            graft(model, own)
+            _order_inputs(
+                model, {p: coded[o.choice.weight].inputs for o in own for p in o.choice.products}
+            )
+            keep_rest(model, checkpoint.folder, store)
+            place = part_path(folder / GRAPH, part) if part else folder / GRAPH
+            place.write_bytes(model.SerializeToString(deterministic=True))
+    return Quantized(folder, Precision.of(STORED), stored.pop(""), stored)
 
 
 def _order_inputs(model: onnx.ModelProto, orders: Mapping[str, NDArray[Any] | None]) -> None:
@@ -147,6 +159,7 @@ def find_codes(
 ) -> CalibratedCodes | None:  # fmt: skip
     """Find the codes of those weights that depend on a text; None where none do.
 
+    The model is a `whole_graph`, so that an encoder's are found on sources.
     Raises: CheckpointError, BuildError.
     """
     calibrated = [choice for choice in choices if precision.calibrated and _calibrates(choice)]

@@ -13,7 +13,7 @@ import onnx
 
 from specrt.errors import CheckpointError
 from specrt_export.portable.external_data import external_tensors, location
-from specrt_export.portable.graph import CODED
+from specrt_export.portable.graph import CODED, SOURCE_IDS
 from specrt_export.precision import BITS, SCALED, Precision, fitting_block
 from specrt_export.quantize.codes import CodedWeight
 
@@ -185,7 +185,7 @@ def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
 
 def _by_token(gather: onnx.NodeProto, readers: Readers) -> bool:
     """Tell whether the indices of a Gather are the input tokens, whatever their shape."""
-    names = ["input_ids"]
+    names = ["input_ids", SOURCE_IDS]
     while names:
         name = names.pop()
         if name == gather.input[1]:

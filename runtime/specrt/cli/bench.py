@@ -48,7 +48,7 @@ from specrt.cli.options import (
 from specrt.constraints import KINDS
 from specrt.engine.backends import backend_named, backend_of
 from specrt.errors import BuildError, RequestError, did_you_mean, how_to_install
-from specrt.generator import Generator, prompt_tokens
+from specrt.generator import Generator, prompt_tokens, refuse_speech
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
@@ -337,6 +337,7 @@ def command(
     setting = Environment.of(bundle, manifest, request.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
+        refuse_speech(generator.models)
         with progress("bench") as line:
             shares = [0.0]
 

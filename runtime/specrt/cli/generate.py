@@ -30,7 +30,7 @@ from specrt.cli.options import (
 from specrt.completion import Completion, Stream
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, RequestError, SpecrtError
-from specrt.generator import Generator, prompt_tokens, refuse_sources
+from specrt.generator import Generator, prompt_tokens, refuse_sources, refuse_speech
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
 from specrt.speculation.pool import Models
@@ -192,10 +192,7 @@ def _encoder(generator: Generator, *, parse_special: bool = True) -> Encode:
 
 def _check_sources(models: Models, *, chat: bool) -> None:
     """Refuse what does not suit the sources of a bundle."""
-    if models.features is not None:
-        raise RequestError(
-            "this bundle reads speech, and a text was given; use `specrt transcribe FILE.wav`"
-        )
+    refuse_speech(models)
     if chat:
         refuse_sources(models, "it holds no conversations; leave --chat out")
 

@@ -36,16 +36,17 @@ def command(bundle: Path, as_json: bool) -> None:
 def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
     """Return the bytes a device needs: weights, full KV buffers, and their sum.
 
-    Cross keys and values count as KV buffers. A decomposed plan has two sets of KV buffers: its
-    passes read one and write the other.
+    Cross keys and values count as KV buffers, and are told apart where there are any. A decomposed
+    plan has two sets of KV buffers: its passes read one and write the other.
     """
     weights = sum(model.weight_bytes for model in manifest.models)
-    caches = 0
+    cross = sum(model.cross_bytes(manifest.batch) for model in manifest.models)
+    caches = cross
     for model in manifest.models:
         one = model.geometry.kv_bytes(manifest.batch, manifest.max_length, model.kv_item_bytes)
         caches += one * backend_of(manifest, model).facts(bundle / model.engine).kv_sets
-        caches += model.cross_bytes(manifest.batch)
-    return {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
+    found = {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
+    return {**found, "cross_bytes": cross} if cross else found
 
 
 def _tuned(bundle: Bundle) -> str:
@@ -68,7 +69,8 @@ def _show(bundle: Path, manifest: Manifest, tuned: str) -> None:
             facts = backend_of(manifest, model).facts(bundle / model.engine)
             engine = [(f"  {name}", value) for name, value in facts.lines]
             print(role)
-            _print_facts([*_model_facts(model), *weights, *engine])
+            parts = _part_facts(manifest, model)
+            _print_facts([*_model_facts(model), *parts, *weights, *engine])
     files = [(name, f"{f.bytes:,}", f.sha256[:16]) for name, f in manifest.files.items()]
     print(table(("file", "bytes", "sha256"), files, left=1))
 
@@ -81,7 +83,10 @@ def _print_facts(facts: list[tuple[str, str]]) -> None:
 
 def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     gamma = AUTO if manifest.gamma is None else manifest.gamma
-    needs = {name: size(count) for name, count in memory(bundle, manifest).items()}
+    sizes = memory(bundle, manifest)
+    cross = sizes.get("cross_bytes", 0)
+    buffers = f"KV buffers up to {size(sizes['kv_bytes'] - cross)}"
+    buffers += f", cross keys and values {size(cross)}" if cross else ""
     versions = {name: v for name, v in manifest.versions.items() if name != "kernels"}
     return [
         ("bundle", f"{manifest.name} ({bundle}), format {manifest.format}"),
@@ -97,8 +102,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("built with", ", ".join(f"{k} {v}" for k, v in versions.items())),
         (
             "memory",
-            f"{needs['total_bytes']}: weights {needs['weight_bytes']}, "
-            f"KV buffers up to {needs['kv_bytes']}",
+            f"{size(sizes['total_bytes'])}: weights {size(sizes['weight_bytes'])}, {buffers}",
         ),
     ]
 
@@ -202,6 +206,20 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
         ("  vocabulary", str(g.vocab_size)),
         ("  fused", ", ".join(f"{what} {n}" for what, n in model.fused.items() if n[:2] != "0/")),
     ]
+
+
+def _part_facts(manifest: Manifest, model: ModelRecord) -> list[tuple[str, str]]:
+    """Return the weights of each engine of an encoder-decoder, as large as their files."""
+    if model.encoder is None:
+        return []
+    engines = {
+        "encoder": model.encoder.encoder, "cross projections": model.encoder.cross,
+        "decoder": model.engine,
+    }  # fmt: skip
+    names = {part: engine.removesuffix(".onnx") + ".data" for part, engine in engines.items()}
+    files = {part: manifest.files.get(name) for part, name in names.items()}
+    there = [f"{name} {size(file.bytes)}" for name, file in files.items() if file is not None]
+    return [("  engines", ", ".join(there))] if there else []
 
 
 def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,33 @@ def _run(session: Any, names: list[str], feeds: dict[str, NDArray[Any]], length:
     return found
 
 
+def _names(part: str, record: EncoderRecord, geometry: Geometry) -> tuple[set[str], set[str]]:
+    """Return the names of the inputs and outputs that a part of a model has."""
+    if part == "encoder":
+        return {"input_features" if record.features else "input_ids"}, {"hidden"}
+    kinds = ("cross_key", "cross_value")
+    return {"hidden"}, {f"{kind}.{i}" for kind in kinds for i in range(geometry.layers)}
+
+
+def _check_part(path: Path, session: Any, takes: set[str], gives: set[str]) -> None:
+    """Refuse a graph that is not the part that the manifest says.
+
+    Raises: EngineError.
+    """
+    there = ({i.name for i in session.get_inputs()}, {o.name for o in session.get_outputs()})
+    if there != (takes, gives):
+        raise EngineError(
+            f"{path} takes {_listed(there[0])} and gives {_listed(there[1])}, and the manifest's "
+            f"model takes {_listed(takes)} and gives {_listed(gives)}; they do not belong "
+            "together: build the bundle again"
+        )
+
+
+def _listed(names: set[str]) -> str:
+    """Return the first few names."""
+    return short(sorted(names))
+
+
 def open_encoder_decoder(
     path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
     batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
@@ -208,6 +236,7 @@ def open_encoder_decoder(
         if name:
             place = path.with_name(PurePosixPath(name).name)
             opened[part] = open_session(place, files, threads)
+            _check_part(place, opened[part][0], *_names(part, record, geometry))
     session, weights = open_session(path, files, threads)
     held = (*weights, *(weight for _, own in opened.values() for weight in own))
     return EncoderDecoderEngine(

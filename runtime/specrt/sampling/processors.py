@@ -175,7 +175,8 @@ def likeliest(row: Row) -> int:
         raise RequestError(
             "no token is left that the request allows here; loosen allowed_token_ids, bad_words, "
             "bad_words_ids, suppress_tokens, begin_suppress_tokens, no_repeat_ngram_size, "
-            "min_tokens, its constraint or its own processors"
+            "forced_bos_token_id, forced_eos_token_id, min_tokens, its constraint or its own "
+            "processors"
         )
     return best
 

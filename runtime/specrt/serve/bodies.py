@@ -18,13 +18,14 @@ MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
 """Completions of one request, stop strings, and characters of a schema or a tool's description."""
 
 MOST_BAD_WORDS = 1000
-"""Of one request, and characters of each: every one is looked at for every token of every row."""
+"""Of one request, and characters or tokens of each: all are looked at for every token of a row."""
 
 _PASSED_ON = (
     "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
     "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "presence_penalty",
     "frequency_penalty", "logit_bias", "temperature", "top_p", "seed", "verifier",
     "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+    "bad_words_ids", "decoder_start",
 )  # fmt: skip
 """Fields that are sampling parameters by the same name; None is their default there."""
 
@@ -104,6 +105,14 @@ class SamplingBody(Body):
         ]
         | None
     ) = None
+    bad_words_ids: (
+        Annotated[
+            list[Annotated[list[int], Field(max_length=MOST_BAD_WORDS)]],
+            Field(max_length=MOST_BAD_WORDS),
+        ]
+        | None
+    ) = None
+    decoder_start: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     suppress_tokens: list[int] | None = None
     begin_suppress_tokens: list[int] | None = None
@@ -122,6 +131,7 @@ class SamplingBody(Body):
         "audio": "only text is made here; leave it out",
         "functions": "use tools",
         "function_call": "use tool_choice",
+        "prompt_logprobs": "ask /v1/completions for echo and logprobs",
         "lora": "a bundle has one set of weights; leave it out",
         "continue_final_message": "an answer that was begun is not continued; end with the user's",
         "chat_template": "give it to the server with --chat-template",

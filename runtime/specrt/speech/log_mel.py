@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Annotated
+from reprlib import repr as short
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from specrt.records import Interval
+from specrt.records import Interval, read
 
 Features = NDArray[np.float32]
 """Log-mel values, [mel bins, frames]."""
@@ -108,6 +109,18 @@ class LogMel:
 
 Powers = NDArray[np.float64]
 """Power spectra, [frames, n_fft/2 + 1]."""
+
+
+def log_mel_of(settings: Mapping[str, Any]) -> LogMel:
+    """Return the feature extractor that a checkpoint's settings describe.
+
+    Raises: ValueError for one that computes something else.
+    """
+    for name in ("dither", "padding_value"):
+        if settings.get(name, 0) != 0:
+            raise ValueError(f"{name} is {short(settings[name])}; expected 0")
+    own = {one.name for one in fields(LogMel)}
+    return read(LogMel, {key: value for key, value in settings.items() if key in own})
 
 
 def _mels(hertz: float) -> float:

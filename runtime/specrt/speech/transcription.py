@@ -157,9 +157,10 @@ class Recording:
                 f"samples are of shape {list(given.shape)} and type {given.dtype}; expected "
                 f"floats, one for each of {log_mel.sampling_rate} samples a second"
             )
-        if not np.isfinite(given).all():
+        with np.errstate(over="ignore"):  # what is no float of 32 bits is refused as infinite
+            self._samples: NDArray[np.float32] = given.astype(np.float32)
+        if not np.isfinite(self._samples).all():
             raise RequestError("samples hold NaN or infinity; expected numbers from -1 to 1")
-        self._samples: NDArray[np.float32] = given.astype(np.float32)
         self._log_mel = log_mel
         self.frames = max(1, len(given) // log_mel.hop_length)
         """Without those that a window is filled up with."""
@@ -350,6 +351,9 @@ class Transcriber:
             allowed_token_ids=tuple(config.languages.values()) if wanted else None,
             suppress_tokens=(),
             begin_suppress_tokens=(),
+            bad_words_ids=(),
+            forced_bos_token_id=(),
+            forced_eos_token_id=(),
         )
         done = yield WindowRequest(features, params)
         if wanted:

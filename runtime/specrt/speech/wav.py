@@ -81,7 +81,10 @@ def parse_wav(data: bytes, name: str, rate: int = _RATE) -> Samples:
         if kind == b"fmt ":
             found = _format(data[at : at + size], name, rate)
         at += size + size % 2  # chunks begin at even bytes
-    raise RequestError(f"{name} ends at byte {len(data)}, before its samples; it was cut off")
+    raise RequestError(
+        f"{name} ends at byte {len(data)}, before its samples; it was cut off: copy or record it "
+        "again"
+    )
 
 
 def _format(chunk: bytes, name: str, rate: int) -> WavFormat:
@@ -108,13 +111,15 @@ def _samples(
         size = there - there % found.block
     if size > there:
         raise RequestError(
-            f"{name} was cut off: it says that {size} bytes of samples follow, and {there} do"
+            f"{name} was cut off: it says that {size} bytes of samples follow, and {there} do; "
+            f"copy it again, or keep what there is: {_remedy(rate)}"
         )
     if size == 0:
-        raise RequestError(f"{name} has no samples; expected some")
+        raise RequestError(f"{name} has no samples; expected some: {_remedy(rate)}")
     if size % found.block:
         raise RequestError(
-            f"{name} has {size} bytes of samples of {found.block} bytes each; expected whole ones"
+            f"{name} has {size} bytes of samples of {found.block} bytes each; expected whole "
+            f"ones: {_remedy(rate)}"
         )
     stored = np.frombuffer(data, kind, size // found.block, at)
     if found.code == _PCM:

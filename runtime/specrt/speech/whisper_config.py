@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -20,8 +20,7 @@ from specrt.bundle import (
     read_manifest,
 )
 from specrt.errors import BundleError, RequestError, did_you_mean
-from specrt.records import read
-from specrt.speech.log_mel import LogMel
+from specrt.speech.log_mel import LogMel, log_mel_of
 
 TRANSCRIBE = "transcribe"
 
@@ -149,18 +148,6 @@ def _log_mel(folder: Path, manifest: Manifest) -> LogMel:
             raise _damaged(folder / name, str(error)) from error
     encoder = manifest.target.encoder
     return LogMel(encoder.features) if encoder and encoder.features else LogMel()
-
-
-def log_mel_of(settings: Mapping[str, Any]) -> LogMel:
-    """Return the feature extractor that a checkpoint's settings describe.
-
-    Raises: ValueError for one that computes something else.
-    """
-    for name in ("dither", "padding_value"):
-        if settings.get(name, 0) != 0:
-            raise ValueError(f"{name} is {short(settings[name])}; expected 0")
-    own = {one.name for one in fields(LogMel)}
-    return read(LogMel, {key: value for key, value in settings.items() if key in own})
 
 
 def whisper_config(settings: Mapping[str, Any], log_mel: LogMel, vocabulary: int) -> WhisperConfig:

@@ -1,0 +1,230 @@
+"""Codes and bits of encoder-decoders that a text is asked for: of sources first, then of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import specrt
+from encoder_decoder.recipes import QUALITY, save_speech, save_texts, write_recipe
+from portable.zoo import exported
+from specrt.bundle import Bundle
+from specrt.errors import BuildError
+from specrt.params import SamplingParams
+from specrt_export.builder import build
+from specrt_export.check.quality import GraphScorer, measure, take_in
+from specrt_export.portable.external_data import map_weights, widen
+from specrt_export.portable.graph import (
+    GraphRun,
+    SourceRun,
+    parts_beside,
+    read_graph,
+    runs_here,
+    source_of,
+    whole_graph,
+)
+from specrt_export.portable.segments import SegmentedRun, weight_name
+from specrt_export.precision import Precision
+from specrt_export.quantize.bit_allocation import parts_of, sensitivities
+from specrt_export.quantize.calibration import CalibrationText, stages
+from specrt_export.quantize.quantizer import WEIGHTS, graft, quantize
+from specrt_export.quantize.weight_choice import Choice, choose
+from specrt_export.recipe import read_recipe
+
+pytestmark = [
+    pytest.mark.export,
+    pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime runs no portable graphs"),
+]
+
+INT4 = Precision.of("int4", embedding="fp32", head="fp32")
+
+FREE = Precision.of("int4", auto=True)
+
+
+def texts_of(count: int, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Return texts of different lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 100, int(rng.integers(5, 30))) for _ in range(count)]
+
+
+def sources_of(graph: Path, count: int, seed: int = 1) -> list[NDArray[Any]]:
+    """Return sources of different lengths, or features, or hidden states for a draft."""
+    sizes = source_of(read_graph(graph))
+    assert sizes is not None
+    rng = np.random.default_rng(seed)
+    if "encoder" not in parts_beside(graph):
+        shape = sizes.max_source, sizes.width
+        return [rng.standard_normal(shape).astype(np.float32) for _ in range(count)]
+    if sizes.features:
+        shape = sizes.features, sizes.frames
+        return [rng.standard_normal(shape).astype(np.float32) for _ in range(count)]
+    return [rng.integers(3, 100, int(rng.integers(2, 60))) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5", "bart", "whisper", "whisper_draft",
+        *(pytest.param(n, marks=pytest.mark.nightly)
+          for n in ("umt5", "mbart", "marian_apart", "t5_untied")),
+    ],
+)  # fmt: skip
+def test_segments_compute_what_the_three_graphs_do(name: str) -> None:
+    graph, folder = exported(name).source
+    model = whole_graph(graph)
+    choices = choose(model, INT4)
+    of_product = {product: choice for choice in choices for product in choice.products}
+    tensors = [*stages(model, choices), "logits"]
+    stored = {w.name: widen(w.array, w.onnx_type) for w in map_weights(model, folder)}
+    texts, sources = texts_of(3), sources_of(graph, 3)
+    run = SegmentedRun(model, folder, of_product, texts, sources)
+    run.plan(tensors)
+    given = list[str]()
+    for tensor in tensors:
+        products = run.products(tensor)
+        given += products
+        found = run.advance(tensor, {weight_name(p): weight_of(of_product[p], stored)
+                                     for p in products})  # fmt: skip
+    assert sorted(given) == sorted(of_product), "each product is computed, once"
+    whole, wanted = GraphRun(graph, folder), []
+    for text, source in zip(texts, sources, strict=True):
+        whole.condition([source])
+        whole.reset(batch=1, length=len(text))
+        wanted.append(whole(text[None], [0], range(len(text)))[0][0])
+    expected = np.concatenate(wanted)
+    assert np.abs(found - expected).max() < 2e-4 * np.abs(expected).max()
+
+
+def weight_of(choice: Choice, stored: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+    weight = stored[choice.weight]
+    return np.ascontiguousarray(weight if choice.turned else weight.T)
+
+
+def test_parts_are_what_lowering_joins_and_have_names_of_their_own() -> None:
+    parts = parts_of(whole_graph(exported("bart").graph), FREE)
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names)
+    assert "cross projections" in names
+    assert "encoder layer 0: q_proj, k_proj, v_proj" in names
+    assert {"layer 1: self_attn.out_proj", "layer 1: encoder_attn.out_proj"} <= set(names)
+
+
+def test_a_part_is_measured_as_if_it_were_the_only_one_in_int4(tmp_path: Path) -> None:
+    graph, folder = exported("bart").source
+    model = whole_graph(graph)
+    parts = parts_of(model, FREE)
+    texts, sources = texts_of(3), sources_of(graph, 3)
+
+    def silent(part: str, done: float) -> None:
+        pass
+
+    found = sensitivities(model, folder, parts, None, texts, tmp_path, silent, sources)
+    quantized = quantize(graph, folder, tmp_path / "q", FREE)
+    exact = GraphScorer(GraphRun(graph, folder), 30)
+    at = {part.name: number for number, part in enumerate(parts)}
+    for name in ("encoder layer 0: fc1", "cross projections", "layer 1: encoder_attn.out_proj"):
+        weights = {choice.weight for choice in parts[at[name]].choices}
+        graphs = {
+            part: read_graph(path) for part, path in {"": graph, **parts_beside(graph)}.items()
+        }
+        for part, stored in {"": quantized.stored, **quantized.parts}.items():
+            graft(graphs[part], [one for one in stored if one.choice.weight in weights])
+            take_in(graphs[part], quantized.folder)
+        source = SourceRun(graphs["cross"], graphs["encoder"], folder)
+        mixed = GraphScorer(GraphRun(graphs[""], folder, source), 30)
+        total = 0.0
+        for text, one in zip(texts, sources, strict=True):
+            exact.condition(one)
+            mixed.condition(one)
+            total += measure(exact, mixed, [text]).kl * len(text)
+        assert found[at[name]] == pytest.approx(total / sum(map(len, texts)), rel=2e-2)
+
+
+class StoppedError(Exception):
+    """What stands for a kill."""
+
+
+def test_a_stopped_calibration_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
+    source, precision = exported("t5").source, Precision.of("int4", calibrated=True)
+    graph, parts = source[0], list[str]()
+    texts, sources = texts_of(40), sources_of(source[0], 40)
+
+    def stop(part: str, done: float) -> None:
+        if part == "layer 1":
+            raise StoppedError
+
+    def count(part: str, done: float) -> None:
+        parts.append(part)
+
+    text = CalibrationText(texts, tmp_path / "kept", sources)
+    with pytest.raises(StoppedError):
+        quantize(*source, tmp_path / "stopped", precision, stop, text)
+    resumed = quantize(*source, tmp_path / "resumed", precision, count, text)
+    assert parts
+    assert not any(part.startswith("encoder") for part in parts), "the encoder was done"
+    fresh = CalibrationText(texts, tmp_path / "fresh", sources)
+    whole = quantize(*source, tmp_path / "whole", precision, count, fresh)
+    assert any(part.startswith("encoder") for part in parts)
+    written = (resumed.folder / WEIGHTS).read_bytes()
+    assert written == (whole.folder / WEIGHTS).read_bytes()
+    others = CalibrationText(texts, tmp_path / "others", sources_of(graph, 40, seed=7))
+    moved = quantize(*source, tmp_path / "moved", precision, text=others)
+    assert written != (moved.folder / WEIGHTS).read_bytes(), "codes are of sources, too"
+
+
+def built(tmp_path: Path, names: list[str], lines: list[str], count: int) -> Path:
+    recipe = write_recipe(tmp_path / "recipe", names, "int4", *lines, max_length=64)
+    save_texts(recipe.folder / "texts.jsonl", count)
+    if "whisper" in names[0]:
+        save_speech(recipe.folder / "texts.jsonl", 6, 40, count)
+    build(read_recipe(recipe.path), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+@pytest.mark.parametrize(
+    "names", [["bart"], pytest.param(["whisper", "whisper_draft"], marks=pytest.mark.nightly)]
+)
+def test_calibrated_codes_lose_less_than_searched_ones(names: list[str], tmp_path: Path) -> None:
+    losses = {}
+    for quantizer in ("search", "gptq"):
+        lines = [f'quantizer = "{quantizer}"', QUALITY]
+        bundle = built(tmp_path / quantizer, names, lines, 160)
+        manifest = Bundle.open(bundle).manifest
+        losses[quantizer] = [model.quality.kl for model in manifest.models if model.quality]
+    assert len(losses["gptq"]) == len(names)
+    assert all(a < b for a, b in zip(losses["gptq"], losses["search"], strict=True)), losses
+
+
+def test_bits_are_chosen_within_a_bound(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe", ["t5"], "fp32", QUALITY, max_length=64)
+    text = recipe.path.read_text("utf-8")
+    (tmp_path / "all").mkdir()
+    text = text.replace('precision = "fp32"\n', "")
+    chosen = text.replace(
+        'graph = "target.onnx"', 'graph = "target.onnx"\nbits = "auto"\nmax_kl = {}'
+    )
+    bundles = []
+    for number, most in enumerate((0.02, 0.002)):
+        recipe.path.write_text(chosen.format(most), encoding="utf-8")
+        build(read_recipe(recipe.path), tmp_path / str(number))
+        bundles.append(Bundle.open(tmp_path / str(number)).manifest.target)
+        quality, bits = bundles[-1].quality, bundles[-1].bits
+        assert quality is not None
+        assert quality.kl <= most
+        assert bits is not None
+        assert any(name.startswith("encoder layer") for name in bits)
+        assert "cross projections" in bits
+    assert bundles[0].weight_bytes < bundles[1].weight_bytes
+    params = SamplingParams(max_tokens=30, no_repeat_ngram_size=2)
+    with specrt.load(tmp_path / "1", threads=1) as generator:
+        plain = generator.generate("abc def", params, gamma=0).token_ids
+        assert generator.generate("abc def", params, gamma=3, drafter="ngram").token_ids == plain
+
+
+def test_few_texts_are_too_few_to_calibrate_on(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"leaves \d+ besides those that are scored.*gptq"):
+        built(tmp_path, ["bart"], ['quantizer = "gptq"', QUALITY], 12)

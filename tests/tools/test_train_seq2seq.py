@@ -1,0 +1,134 @@
+"""Training makes a T5 pair that loads and shares an encoder, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("torch", reason="training needs torch")
+pytest.importorskip("transformers", reason="training needs transformers")
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from itn.task import pairs
+from seq2seq.model import encode, load_model, logits_of
+from seq2seq.pairs import TokenPairs
+from seq2seq.tokenizer import load_tokenizer
+from train_seq2seq import main
+
+SMALL = ["--batch", "4", "--minutes", "1000", "--save-every", "0", "--test-pairs", "2"]
+
+
+def run(*arguments: object) -> Result:
+    told = ["--threads", "1", *(str(argument) for argument in arguments)]
+    return CliRunner().invoke(main, told)
+
+
+def trained(out: Path, stage: str, steps: int, *options: object) -> dict[str, float]:
+    """Train a stage for so many steps; return its figures."""
+    result = run("train", stage, "--out", out, "--steps", steps, *SMALL, *options)
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.output.splitlines()[-1])[stage])
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair of two layers and one, three steps each."""
+    folder = tmp_path_factory.mktemp("pair")
+    made = run("text", "--out", folder, "--pairs", 60, "--vocabulary", 300)
+    assert made.exit_code == 0, made.output
+    assert trained(folder, "target", 3, "--width", 64, "--layers", 2)["steps"] == 3
+    assert trained(folder, "draft", 3)["steps"] == 3
+    return folder
+
+
+def test_a_pair_loads_in_transformers_and_its_draft_has_the_targets_encoder(out: Path) -> None:
+    weights = {name: load_file(out / name / "model.safetensors") for name in ("target", "draft")}
+    shared = [name for name in weights["draft"] if name.startswith(("encoder.", "shared."))]
+    assert shared
+    assert all(torch.equal(weights["draft"][name], weights["target"][name]) for name in shared)
+    moved = [
+        n for n in weights["draft"] if n.startswith("decoder.") and weights["draft"][n].ndim > 1
+    ]
+    assert not any(torch.equal(weights["draft"][name], weights["target"][name]) for name in moved)
+    draft = transformers.AutoModelForSeq2SeqLM.from_pretrained(out / "draft")
+    assert (draft.config.num_layers, draft.config.num_decoder_layers) == (2, 1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out / "target")
+    text = "Anna paid £4.50 at 09:05."
+    ids = tokenizer(text).input_ids
+    assert (ids[-1], tokenizer.decode(ids, skip_special_tokens=True)) == (1, text)
+    report = json.loads((out / "report.json").read_text())
+    assert {"exact", "target_loss"} < set(report["target"])
+    assert {"overlap", "same_first", "draft_loss"} < set(report["draft"])
+
+
+def test_padding_changes_no_logits(out: Path) -> None:
+    model, tokenizer = load_model(out / "target"), load_tokenizer(out / "tokenizer.json")
+    tokens = TokenPairs.cut(tokenizer, list(islice(pairs(9), 5)))
+    lengths = np.diff(tokens.arrays["answer_begins"])
+    with torch.no_grad():
+        together = logits_of(model, *_encoded(model, tokens, range(5)))
+        alone = [logits_of(model, *_encoded(model, tokens, [i])) for i in range(5)]
+    assert [len(each) for each in alone] == lengths.tolist()
+    # Products in bfloat16.
+    assert torch.allclose(together, torch.cat(alone), atol=0.05)
+
+
+def _encoded(
+    model: transformers.T5ForConditionalGeneration, tokens: TokenPairs, indices: range | list[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sources, answers = tokens.batch(indices)
+    return sources, encode(model, sources), answers
+
+
+def test_every_pair_is_trained_on_as_often(out: Path) -> None:
+    tokens = TokenPairs.load(out / "train.npz")
+    assert len(tokens) == 60
+    steps = 80  # four times all pairs, five times what is drawn together
+    rows = [row for step in range(steps) for row in tokens.training_batch(step, 3, 1)[1].tolist()]
+    seen = sorted(tuple(token for token in row if token) for row in rows)
+    assert seen == sorted(4 * [tuple(tokens.row("answer", i).tolist()) for i in range(60)])
+
+
+def test_a_killed_run_continues_to_what_an_unbroken_one_gives(out: Path, tmp_path: Path) -> None:
+    weights = []
+    for name, steps in (("whole", (4,)), ("broken", (2, 4))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in ("tokenizer.json", "train.npz"):
+            shutil.copyfile(out / file, folder / file)
+        for last in steps:
+            # Rates follow from the share that is done, which the first run ends with.
+            trained(folder, "target", last, "--width", 64, "--layers", 1, "--hold", 0.99)
+        weights.append(load_file(folder / "target" / "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_what_is_missing_or_of_another_shape_is_told(out: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("train", "target", "--out", tmp_path), "run `text` first"),
+        (("train", "target", "--out", out, "--width", 96), "96 is not a multiple of 64"),
+        (("train", "target", "--out", out, "--width", 128), "is of other settings"),
+        (("measure", "--out", tmp_path), "no checkpoint"),
+    ):
+        result = run(*arguments)
+        assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_prompts_are_written_for_specrt(tmp_path: Path) -> None:
+    from specrt.text.prompt_file import read_prompts
+
+    path = tmp_path / "prompts.jsonl"
+    assert run("prompts", path, "--count", 3, "--sentences", 1).exit_code == 0
+    expected = list(islice(pairs(2, True, (1,)), 3))
+    assert [(p.text, p.completion) for p in read_prompts(path)] == [
+        (pair.source, pair.answer) for pair in expected
+    ]

@@ -1,0 +1,1 @@
+"""Training an encoder-decoder pair on pairs of texts, one noun per file."""
