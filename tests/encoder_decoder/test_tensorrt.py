@@ -22,10 +22,10 @@ from specrt.bundle import Bundle
 from specrt.engine.protocol import ConditionedEngine, Feed, PaddedRows
 from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record, library
-from specrt.engine.tensorrt.encoder_decoder import HiddenStates, TensorRtEncoderDecoder
 from specrt.engine.tensorrt.engine_record import read_engine_record
 from specrt.engine.tensorrt.library import NATIVE
 from specrt.engine.tensorrt.passes import SourceBuffer
+from specrt.engine.tensorrt.tensorrt_encoder_decoder import HiddenStates, TensorRtEncoderDecoder
 from specrt.errors import BuildError, BundleError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams

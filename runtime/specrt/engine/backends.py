@@ -324,9 +324,9 @@ def _tensorrt(name: str) -> Backend:
         path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
         batch: int, max_length: int, max_width: int, beside: Engine | None, **_: Any,
     ) -> Engine:  # fmt: skip
-        from specrt.engine.tensorrt import encoder_decoder
+        from specrt.engine.tensorrt import tensorrt_encoder_decoder
 
-        return encoder_decoder.open_encoder_decoder(
+        return tensorrt_encoder_decoder.open_encoder_decoder(
             path, geometry, record, files=files, backend=name, batch=batch, max_length=max_length,
             max_width=max_width, beside=beside,
         )  # fmt: skip
