@@ -559,7 +559,7 @@ class ModelBuilder:
             backend=self.recipe.backend_of(role),
             bits=bits,
             features=lowered.features,
-            encoder=_placed(lowered.encoder, role),
+            encoder=_placed(compiled.encoder, role),
         )
 
 

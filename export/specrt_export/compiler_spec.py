@@ -36,7 +36,7 @@ class CompilerSpec:
 _PLANS = CompilerSpec(
     "specrt_export.compile.tensorrt_compiler:TensorRtCompiler", row_scales=True, pads_tail=True,
     # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    disk_factor=2.5, float_factor=1.57, heads=True,
+    disk_factor=2.5, float_factor=1.57, encoder_decoders=True, heads=True,
 )  # fmt: skip
 
 COMPILERS: dict[str, CompilerSpec] = {

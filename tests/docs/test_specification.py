@@ -28,7 +28,7 @@ from specrt.bundle import (
     Quality,
 )
 from specrt.engine.kernels import CONTRIB, KERNELS, LAYOUT
-from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range
+from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range, SourceShape
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.passes import KV_TYPES, expected
 from specrt.generator import Generator
@@ -46,7 +46,7 @@ DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
 RECORDS = (
     Manifest, ModelRecord, EncoderRecord, Geometry, FileRecord, Provenance, Quality, Tuning,
-    Machine, TunedSetting, EngineRecord, Profile,
+    Machine, TunedSetting, EngineRecord, Profile, SourceShape,
 )  # fmt: skip
 _COUNT = (1, 10**9)
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "text"}

@@ -230,7 +230,6 @@ def test_a_bundle_is_shown_and_fresh_until_its_recipe_changes(built: Built) -> N
 
 REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [
     (("t5",), "fp16", ("backend = 'ort-cuda'",), "encoder-decoder.*ort-cuda.*ort-cpu"),
-    (("t5",), "fp16", ("backend = 'tensorrt-rtx'",), "encoder-decoder.*tensorrt-rtx.*ort-cpu"),
     (("t5", "whisper_draft"), "fp32", (), "the draft for automatic-speech-recognition"),
     (("whisper_draft",), "fp32", (), r"no encoder; .* \[draft\]"),
     (("llama3",), "fp32", ("max_source = 180",), "reads no source; remove"),

@@ -275,7 +275,7 @@ def test_the_real_library_and_its_plans_are_as_written_down(tmp_path: Path) -> N
 
 def test_the_double_has_nothing_that_tensorrt_has_not() -> None:
     trt = pytest.importorskip("tensorrt_rtx")
-    ours = {"answer", "run", "update", "tell", "cache", "array", "held"}
+    ours = {"answer", "run", "update", "tell", "cache", "array", "held", "sizes"}
     for double, real in (
         (EngineDouble, trt.ICudaEngine), (ContextDouble, trt.IExecutionContext),
         (ConfigDouble, trt.IRuntimeConfig), (CacheDouble, trt.IRuntimeCache),

@@ -6,7 +6,6 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -48,11 +47,9 @@ from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe import read_recipe
-from support.cuda_double import MACHINE, Code, CudaDouble, DoubleDevice
-from support.graph_double import GraphDouble
-from support.tensorrt_double import library_double
+from support.cuda_double import MACHINE, Code, DoubleDevice
+from support.graph_double import RTX, Gpu
 
-RTX = "tensorrt-rtx"
 GAMMAS, PREFILL = (1, 2, 4), 12
 STAGES = "stages.txt"
 """What a build said on its way, beside what it made."""
@@ -134,40 +131,6 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
             (folder / STAGES).write_text("\n".join(stages), encoding="utf-8")
 
     return once
-
-
-class Gpu:
-    """A machine whose plans are run by ONNX Runtime, on a device in NumPy."""
-
-    def __init__(self, size: int = 1 << 24) -> None:
-        self.cuda = CudaDouble(size)
-        self.devices: list[DoubleDevice] = []
-        self.plans: dict[str, GraphDouble] = {}
-
-    def device(self) -> DoubleDevice:
-        self.devices.append(DoubleDevice(cuda=self.cuda))
-        return self.devices[-1]
-
-    def library(self, bundle: Path) -> Any:
-        manifest = Bundle.open(bundle).manifest
-        library = library_double(RTX, manifest.versions[RTX], cuda=self.cuda)
-        for model in manifest.models:
-            role = model.engine.partition("/")[0]
-            data = (bundle / role / PLAN).read_bytes()
-            library.module.plans[data] = partial(self.plan, bundle, role, model.geometry, manifest)
-        return library
-
-    def plan(self, bundle: Path, role: str, geometry: Any, manifest: Any, log: Any) -> GraphDouble:
-        record = read_engine_record(bundle / role / FILE_NAME)
-        graph = bundle.parent / role / ENGINE
-        self.plans[role] = GraphDouble(
-            self.cuda, log, record, graph, geometry, manifest.batch, manifest.max_length
-        )
-        return self.plans[role]
-
-    def hold_closed(self) -> None:
-        assert all(device.closed == 1 and not device.leaked for device in self.devices)
-        assert (self.cuda.memory, self.cuda.graphs, self.cuda.streams) == ({}, {}, 0)
 
 
 @pytest.fixture

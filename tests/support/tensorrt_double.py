@@ -86,11 +86,7 @@ class ContextDouble:
         if not engine.answer("execute_async_v3"):
             return False
         assert self.addresses.keys() == engine.tensors.keys(), "not every tensor has an address"
-        width, rows = self.shapes["input_ids"][1], self.shapes["rows"][0]
-        length = self.shapes.get(KV_LENGTH, (0,))[0]
-        assert bool(length) is (KV_LENGTH in engine.tensors)
-        beside = (engine.batch, width, engine.record.hidden) if engine.record.hidden else None
-        assert self.shapes.get(HIDDEN) == beside
+        width, rows, length = engine.sizes(self.shapes)
         assert engine.record.profiles[self._profile].takes(width, rows, length), self.shapes
         self._warm = True
         addresses = dict(self.addresses)
@@ -127,6 +123,15 @@ class EngineDouble:
         """The KV length of each pass; 0 for all."""
         self.capturable = True
         self.weight_streaming_budget_v2 = -1
+
+    def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int, int]:
+        """Return the width, the rows and the KV length of a pass that was told its shapes."""
+        width, rows = shapes["input_ids"][1], shapes["rows"][0]
+        length = shapes.get(KV_LENGTH, (0,))[0]
+        assert bool(length) is (KV_LENGTH in self.tensors)
+        beside = (self.batch, width, self.record.hidden) if self.record.hidden else None
+        assert shapes.get(HIDDEN) == beside
+        return width, rows, length
 
     def answer(self, name: str) -> bool:
         """Count a call of the library with those of CUDA; where it fails, log why."""

@@ -75,14 +75,14 @@ def check_engine(
     tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, shape)
     comparison.condition(_FAR_AND_NEAR)
     errors = [comparison.run(tokens, at) for at in near]
-    if isinstance(engine, PackedEngine):
-        comparison.condition(_FAR_AND_NEAR[::-1])
-        errors += comparison.run_ragged(engine, reach, max(widths))
     if isinstance(engine, LoweredEngine):
         filled = near[0][1]
         reference.repeat(filled)
         engine.repeat(filled)
         errors += [comparison.run(tokens, (reach - width, width)) for width in widths]
+    if isinstance(engine, PackedEngine):
+        comparison.condition(_FAR_AND_NEAR[::-1])
+        errors += comparison.run_ragged(engine, reach, max(widths))
     return max(errors)
 
 

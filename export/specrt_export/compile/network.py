@@ -11,12 +11,18 @@ from typing import Any
 import onnx
 
 from specrt.engine.tensorrt.engine_record import (
+    CROSS,
+    ENCODER,
     FEATURE,
+    FEATURES,
     HIDDEN,
     KV_LENGTH,
+    LENGTH,
+    SOURCE_LENGTH,
     STATE,
     Profile,
     Range,
+    SourceShape,
 )
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import printable
@@ -77,6 +83,18 @@ def _of_lengths(whole: Iterable[Profile], lengths: Sequence[int]) -> Iterator[Pr
             yield replace(profile, name=f"{profile.name} of {length}", kv_length=_only(length))
 
 
+def source_profiles(part: str, source: SourceShape) -> tuple[Profile, ...]:
+    """Return the one profile of an encoder, or of cross projections.
+
+    An encoder of tokens reads as many as there are; what else conditions a decoder has one size.
+    """
+    most = source.positions
+    sizes = _only(most)
+    if part == ENCODER and not source.features:
+        sizes = Range(1, max(1, most // 2), most)
+    return (Profile("source", sizes, sizes),)
+
+
 def _only(size: int) -> Range:
     return Range(size, size, size)
 
@@ -89,10 +107,12 @@ def add_profiles(builder: Any, config: Any, offered: Contract, listed: Iterable[
     for number, profile in enumerate(listed):
         shapes = builder.create_optimization_profile()
         batch, widths = offered.batch, _sizes(profile.width)
-        shapes.set_shape("input_ids", *((batch, width) for width in widths))
-        if offered.hidden:
+        if not offered.part or not profile.fixed:  # cross projections have one shape
+            shapes.set_shape("input_ids", *((batch, width) for width in widths))
+        if offered.hidden and not offered.part:
             shapes.set_shape(HIDDEN, *((batch, width, offered.hidden) for width in widths))
-        shapes.set_shape("rows", *((rows,) for rows in _sizes(profile.rows)))
+        if not offered.part:
+            shapes.set_shape("rows", *((rows,) for rows in _sizes(profile.rows)))
         if profile.kv_length is not None:
             shapes.set_shape(KV_LENGTH, *((length,) for length in _sizes(profile.kv_length)))
         if config.add_optimization_profile(shapes) != number:
@@ -139,6 +159,8 @@ class Contract:
     """Width of what a target leaves for its head; 0 without one."""
     hidden: int
     """Width of what a head reads beside each token, and leaves; 0 for what is none."""
+    part: str = ""
+    """`encoder` or `cross` of what conditions a decoder."""
 
 
 def check_graph(model: onnx.ModelProto) -> int:
@@ -155,6 +177,11 @@ def check_graph(model: onnx.ModelProto) -> int:
                 "write at 0; it takes the graph's input 'start'"
             )
     return sum(node.op_type == "Attention" for node in model.graph.node)
+
+
+def unmasked(model: onnx.ModelProto) -> int:
+    """Return how many attentions of a graph have no mask; those of an encoder may have none."""
+    return sum(n.op_type == "Attention" and len(n.input) <= _MASK for n in model.graph.node)
 
 
 def parse(library: Any, network: Any, graph: Path) -> None:
@@ -183,19 +210,26 @@ def _reason(error: Any) -> str:
     return place + printable(re.sub(r"^Assertion failed: ", "", error.desc()))
 
 
-def contract(network: Any, form: str, attentions: int) -> Contract:
+def contract(network: Any, form: str, attentions: int, unmasked: int = 0) -> Contract:
     """Return what a network offers, once everything the runtime relies on was found in it.
 
-    `attentions` is how many Attention nodes the graph has.
+    `attentions` is how many Attention nodes the graph has, and `unmasked` how many of them have no
+    mask; only those of an encoder may.
 
     Raises: BuildError for an input, an output, a cache update or a mask that is missing or wrong.
     """
     inputs = {tensor.name: tensor for tensor in _tensors(network, "input")}
     outputs = {tensor.name: tensor for tensor in _tensors(network, "output")}
+    if HIDDEN in outputs or set(inputs) == {HIDDEN, LENGTH}:
+        if form == "native":
+            _check_masks(network, attentions, unmasked)
+        return _source_contract(inputs, outputs)
     layers = sum(name.startswith("key.") for name in inputs)
     caches = [f"{kind}.{at}" for at in range(layers) for kind in ("key", "value")]
     present = [f"present_{name}" for name in caches]
-    _check_names("input", inputs, [*_INPUTS, *caches], (KV_LENGTH, HIDDEN))
+    cross = [f"cross_{name}" for name in caches] if SOURCE_LENGTH in inputs else []
+    conditions = [SOURCE_LENGTH, *cross] if cross else []
+    _check_names("input", inputs, [*_INPUTS, *caches, *conditions], (KV_LENGTH, HIDDEN))
     _check_names("output", outputs, [*_OUTPUTS, *present], _OPTIONAL)
     if not layers:
         raise BuildError("the graph has no KV buffers (key.0, value.0); nothing could be kept")
@@ -220,6 +254,23 @@ def contract(network: Any, form: str, attentions: int) -> Contract:
         feature=handed[FEATURE],
         hidden=handed[HIDDEN],
     )
+
+
+def _source_contract(inputs: dict[str, Any], outputs: dict[str, Any]) -> Contract:
+    """Return what an encoder offers, or a network of cross projections."""
+    part = ENCODER if HIDDEN in outputs else CROSS
+    if part == ENCODER:
+        given = FEATURES if FEATURES in inputs else "input_ids"
+        names, made = [given], [HIDDEN]
+    else:
+        names = [HIDDEN, LENGTH]
+        layers = sum(name.startswith("cross_key.") for name in outputs)
+        made = [f"cross_{kind}.{at}" for at in range(layers) for kind in ("key", "value")]
+    _check_names("input", inputs, names, ())
+    _check_names("output", outputs, made, ())
+    width = _states(HIDDEN, {**inputs, **outputs})
+    kept = _compute(outputs[made[0]]) if part == CROSS else ""
+    return Contract(1, len(made) // 2, kept, 0, False, False, 0, 0, width, part)
 
 
 def _states(name: str, tensors: dict[str, Any]) -> int:
@@ -284,19 +335,19 @@ def _check_caches(network: Any, caches: list[str]) -> None:
         )
 
 
-def _check_masks(network: Any, attentions: int) -> None:
+def _check_masks(network: Any, attentions: int, unmasked: int = 0) -> None:
     """Hold each attention to a mask: the parser drops some inputs of the operator silently."""
-    masked = list(_layers(network, "ATTENTION_INPUT"))
-    for layer in masked:
-        if layer.num_inputs <= _MASK or layer.get_input(_MASK) is None:
-            raise BuildError(
-                f"the attention {layer.name.removesuffix('_AttentionInput')!r} lost its mask: "
-                "TensorRT's parser drops what it does not know, and every token would see the "
-                "whole buffer"
-            )
-    if len(masked) != attentions:
+    made = list(_layers(network, "ATTENTION_INPUT"))
+    bare = [one for one in made if one.num_inputs <= _MASK or one.get_input(_MASK) is None]
+    if len(bare) > unmasked:
         raise BuildError(
-            f"TensorRT made {len(masked)} attention layers of the graph's {attentions}; one that "
+            f"the attention {bare[0].name.removesuffix('_AttentionInput')!r} lost its mask: "
+            "TensorRT's parser drops what it does not know, and every token would see the "
+            "whole buffer"
+        )
+    if len(made) != attentions:
+        raise BuildError(
+            f"TensorRT made {len(made)} attention layers of the graph's {attentions}; one that "
             "it takes apart itself was not checked for its mask"
         )
 

@@ -27,6 +27,7 @@ from specrt_export.compile.compiler import (
     LoweredModel,
     MadeUpTarget,
     Progress,
+    encoder_record,
 )
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.head_formats import HEAD_FORMATS
@@ -45,7 +46,6 @@ from specrt_export.portable.external_data import disk_full
 from specrt_export.portable.graph import (
     MODEL_TYPE,
     PARTS,
-    SourceGeometry,
     check_length,
     facts_of,
     feature_width,
@@ -151,7 +151,7 @@ def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
         for name in (f"{part}.onnx", f"{part}.data"):
             if (lowered.folder / name).is_file():
                 shutil.move(lowered.folder / name, out / name)
-    return CompiledModel(ENGINE, lowered.weight_bytes)
+    return CompiledModel(ENGINE, lowered.weight_bytes, lowered.encoder)
 
 
 def compile_ort_cpu(
@@ -204,7 +204,7 @@ def compile_ort_cpu(
             made = lower_encoder(own, stored_weights(own, checkpoint), target)
             size += _write(made, out, part)
             fused |= {f"{part} {rewrite}": ratio for rewrite, ratio in made.fused.items()}
-        encoder = _record(source, positions, parts)
+        encoder = encoder_record(source, positions, parts)
     kind = facts_of(portable).get(MODEL_TYPE, "unknown")
     features = feature_width(portable)
     return LoweredModel(role, out, geometry, "fp32", kind, fused, size, features, encoder)
@@ -215,15 +215,6 @@ def _write(lowered: Lowered, out: Path, part: str) -> int:
     model = optimise(lowered.model, lowered.weights, out)
     write_engine(model, lowered.weights, out, part)
     return weight_bytes(model, lowered.weights)
-
-
-def _record(source: SourceGeometry, positions: int, parts: Mapping[str, Path]) -> EncoderRecord:
-    """Describe what conditions a decoder, by names in its folder."""
-    return EncoderRecord(
-        cross="cross.onnx", max_source=positions, width=source.width, heads=source.heads,
-        head_dim=source.head_dim, encoder="encoder.onnx" if "encoder" in parts else "",
-        features=source.features, frames=source.frames,
-    )  # fmt: skip
 
 
 _OPTIMISED = "optimised.onnx"

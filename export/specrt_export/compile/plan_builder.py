@@ -46,7 +46,13 @@ from typing import Any, BinaryIO
 
 import onnx
 
-from specrt.engine.tensorrt.engine_record import FORMAT, BuildSetting, EngineRecord, Profile
+from specrt.engine.tensorrt.engine_record import (
+    FORMAT,
+    BuildSetting,
+    EngineRecord,
+    Profile,
+    SourceShape,
+)
 from specrt.engine.tensorrt.library import FLAVOURS, Library, Log, Message
 from specrt.errors import BuildError
 from specrt.system.gpu import survey
@@ -71,6 +77,7 @@ from specrt_export.compile.network import (
     configure,
     contract,
     parse,
+    unmasked,
 )
 from specrt_export.portable.external_data import atomic_file
 from specrt_export.recipe_tables import PlanOptions
@@ -235,18 +242,21 @@ def build_plan(
     cancelled: Callable[[], bool] = lambda: False,
     room: Room | None = None,
     timing_cache: Path | None = None,
+    source: SourceShape | None = None,
+    compute: str = "",
 ) -> PlanReport:
     """Build the plan of a lowered graph whose weights lie beside it.
 
     `form` is that of the graph, as in `EngineRecord`. `room` is this machine's memory unless given.
-    The timing cache lies beside the plan unless told otherwise.
+    The timing cache lies beside the plan unless told otherwise. `source` are the sizes of what an
+    encoder-decoder attends to; `compute` is what an encoder computes in, which does not tell.
     Raises: BuildError, `CancelledError` among them; KeyboardInterrupt after Ctrl-C, at the end of a
     step. `out` is then as it was.
     """
     began = time.monotonic()
     check_options(options, library, gpu=not survey().problem)
     model = _read(graph)
-    attentions = check_graph(model)
+    attentions = check_graph(model), unmasked(model)
     weights = weights_of(model.graph.initializer)
     needed = need(
         weights, profiles, options, library.backend, activation_bytes(model.graph, profiles)
@@ -256,7 +266,7 @@ def build_plan(
         progress(f"warning: {warning}", 0.0)
     watch = Watch(progress, tuple(profile.name for profile in profiles), cancelled)
     cache = TimingCache(library, timing_cache or out.with_suffix(SUFFIX))
-    job = _Job(graph, library, tuple(profiles), options, form, watch, cache)
+    job = _Job(graph, library, tuple(profiles), options, form, watch, cache, source, compute)
     with interruptible(watch):
         record = job.run(out, attentions)
     progress("plan built", 1.0)
@@ -284,8 +294,10 @@ class _Job:
     form: str
     watch: Watch
     cache: TimingCache
+    source: SourceShape | None
+    compute: str
 
-    def run(self, out: Path, attentions: int) -> EngineRecord:
+    def run(self, out: Path, attentions: tuple[int, int]) -> EngineRecord:
         """Parse, check, compile and write; return what was made."""
         with self.library.messages() as log:
             module = self.library.module
@@ -306,12 +318,12 @@ class _Job:
             self.cache.keep(config)
         return self._record(offered, log.messages, written)
 
-    def _parse(self, network: Any, attentions: int) -> Contract:
+    def _parse(self, network: Any, attentions: tuple[int, int]) -> Contract:
         self.watch.start("parse", 1)
         parse(self.library, network, self.graph)
         self.watch.finish("parse")
         self.watch.check()
-        offered = contract(network, self.form, attentions)
+        offered = contract(network, self.form, *attentions)
         if offered.candidates != self.options.candidates:
             raise BuildError(
                 f"{self.graph} cuts out {offered.candidates} candidates a row; the recipe says "
@@ -333,13 +345,15 @@ class _Job:
             backend=self.library.backend,
             version=self.library.version,
             form=self.form,
-            compute=offered.compute,
+            compute=offered.compute or self.compute,
             profiles=self.profiles,
             candidates=offered.candidates,
             confidence=offered.confidence,
             scored=offered.scored,
             feature=offered.feature,
-            hidden=offered.hidden,
+            hidden=0 if offered.part else offered.hidden,
+            part=offered.part,
+            source=self.source,
             plan_bytes=written.size,
             sha256=written.sha256,
             weight_bytes=weight_bytes(messages),
@@ -429,16 +443,26 @@ def weights_of(tensors: Iterable[onnx.TensorProto]) -> Weights:
     return Weights(floats, codes, halves)
 
 
+_MOST_HEADS = 64
+"""Of an encoder: more than any has."""
+
+
 def activation_bytes(graph: onnx.GraphProto, profiles: Sequence[Profile]) -> int:
     """Bound what the widest pass of a graph keeps at once; a GPU that times kernels runs it.
 
     The products of a layer and the scores of attention over the whole KV buffers, and the logits
-    of the most rows that are scored.
+    of the most rows that are scored. Of what conditions a decoder: all products, and the scores of
+    a source to itself.
     """
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in [*graph.input, *graph.output]
     }
+    if "key.0" not in shapes:
+        most = max(profile.width.most for profile in profiles)
+        widths = {max(t.dims) for t in graph.initializer if len(t.dims) == 2}
+        attends = any(node.op_type in ("Attention", "Softmax") for node in graph.node)
+        return int(4 * most * (3 * max(widths, default=0) + attends * _MOST_HEADS * most))
     batch, _, length, head = shapes["key.0"]
     vocabulary = shapes["logits"][-1]
     sides = [side for t in graph.initializer if len(t.dims) == 2 for side in t.dims]

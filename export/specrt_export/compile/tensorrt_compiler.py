@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import Geometry
+from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.head_engine import HeadEngine
 from specrt.engine.ort import check_hidden, silent_options, widths
 from specrt.engine.protocol import (
@@ -24,10 +25,23 @@ from specrt.engine.protocol import (
     Engine,
     Feed,
     Logits,
+    Source,
     Tokens,
     check_bounds,
 )
-from specrt.engine.tensorrt.engine_record import FILE_NAME, KV_LENGTH, PLAN, least_length
+from specrt.engine.tensorrt.engine_record import (
+    CROSS,
+    ENCODER,
+    FEATURES,
+    KV_LENGTH,
+    LENGTH,
+    PLAN,
+    SOURCE_LENGTH,
+    EngineRecord,
+    Profile,
+    SourceShape,
+    least_length,
+)
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError, first_line
 from specrt.speculation.drafters import PENDING
@@ -40,14 +54,17 @@ from specrt_export.compile.compiler import (
     LoweredModel,
     MadeUpTarget,
     Progress,
+    encoder_record,
+    source_positions,
 )
-from specrt_export.compile.network import CURRENT, check_options, profiles
+from specrt_export.compile.network import CURRENT, check_options, profiles, source_profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan
 from specrt_export.heads.eagle3_format import HIDDEN, KIND
 from specrt_export.lint import lint
 from specrt_export.lower.half import widened_folder
-from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
+from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, write_engine
 from specrt_export.lower.logits import CANDIDATES
+from specrt_export.lower.tensorrt_encoder import lower_tensorrt_encoder
 from specrt_export.lower.tensorrt_lowering import (
     TensorRtTarget,
     form_of,
@@ -64,6 +81,7 @@ from specrt_export.portable.graph import (
     repeated,
     runs_here,
     scored_entries,
+    source_of,
 )
 from specrt_export.recipe import Recipe
 
@@ -142,21 +160,31 @@ class TensorRtCompiler:
         geometry = geometry_of(portable)
         compute = compute_type(self.recipe.precisions[role].layers)
         check_length(geometry, options.max_length, source.weights)
+        sources = source_of(portable)
+        positions = source_positions(sources, options.max_source) if sources is not None else 0
         target = TensorRtTarget(
             geometry, options.max_length, options.batch, compute, form_of(self.parser),
             # What a draft of some entries finds likeliest is read from the scores, which are few.
             candidates=0 if scored_entries(portable) is not None else self._candidates(geometry),
             confidence=role == "draft",
             grouped_queries=self.recipe.tensorrt.grouped_queries,
-            reads_prefix=bool(self.kv_lengths),
+            reads_prefix=bool(self.kv_lengths), max_source=positions,
         )  # fmt: skip
         lowered = lower_tensorrt(portable, stored_weights(portable, source.weights), target)
         folder.mkdir(parents=True)
         write_engine(lowered.model, lowered.weights, folder)
+        fused, encoder = lowered.fused, None
+        if sources is not None:
+            for part, path in source.parts.items():
+                own = read_graph(path)
+                made = lower_tensorrt_encoder(own, stored_weights(own, source.weights), target)
+                write_engine(made.model, made.weights, folder, part)
+                fused |= {f"{part} {rewrite}": ratio for rewrite, ratio in made.fused.items()}
+            encoder = encoder_record(sources, positions, source.parts)
         kind = facts_of(portable).get(MODEL_TYPE, "unknown")
         return LoweredModel(
-            role, folder, geometry, compute, kind, lowered.fused,
-            features=feature_width(portable), warning=self._memory_warning(geometry, compute),
+            role, folder, geometry, compute, kind, fused, features=feature_width(portable),
+            encoder=encoder, warning=self._memory_warning(geometry, compute),
         )  # fmt: skip
 
     def _candidates(self, geometry: Geometry) -> int:
@@ -186,7 +214,10 @@ class TensorRtCompiler:
         options = self.recipe.engine
         with tempfile.TemporaryDirectory(dir=lowered.folder.parent) as scratch:
             path = widened_folder(lowered.folder, Path(scratch)) / ENGINE
-            engine = LoweredEngine(
+            make: Callable[..., LoweredEngine] = LoweredEngine
+            if lowered.encoder is not None:
+                make = partial(LoweredEncoderDecoder, lowered.encoder)
+            engine = make(
                 path, lowered.geometry, batch=options.batch, max_length=options.max_length,
                 kv_lengths=self.kv_lengths,
             )  # fmt: skip
@@ -204,35 +235,63 @@ class TensorRtCompiler:
     def compile(
         self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
     ) -> CompiledModel:
-        """Build the plan, write its record beside it, and keep its timing cache."""
-        path = lowered.folder / ENGINE
+        """Build the plan, write its record beside it, and keep its timing cache.
+
+        Of an encoder-decoder the plans of its encoder and cross projections, too.
+        """
+        encoder, recipe = lowered.encoder, self.recipe
+        parts = {"engine": profiles(
+            lowered.role, recipe.engine.prefill, recipe.engine.gammas, self.kv_lengths,
+            self._catch_up(lowered),
+        )}  # fmt: skip
+        shape = None
+        if encoder is not None:
+            shape = _source_shape(encoder, lowered.folder)
+            names = (CROSS, ENCODER) if encoder.encoder else (CROSS,)
+            parts |= {part: source_profiles(part, shape) for part in names}
+        weight_bytes = 0
+        for number, (part, listed) in enumerate(parts.items()):
+
+            def part_of(stage: str, done: float, number: int = number) -> None:
+                progress(stage, (number + done) / len(parts))
+
+            place = _Place(lowered.folder / f"{part}.onnx", out, previous)
+            built = self._compile(place, listed, part_of, shape, lowered.compute)
+            weight_bytes += built.weight_bytes
+        if encoder is not None:
+            own = f"{ENCODER}.plan" if encoder.encoder else ""
+            encoder = replace(encoder, cross=f"{CROSS}.plan", encoder=own)
+        return CompiledModel(PLAN, weight_bytes, encoder)
+
+    def _compile(
+        self, place: _Place, listed: tuple[Profile, ...], progress: Progress,
+        source: SourceShape | None, compute: str,
+    ) -> EngineRecord:  # fmt: skip
+        """Build the plan of one lowered graph, and write its record; return that."""
+        path, out = place.graph, place.out
         graph = onnx.load(path, load_external_data=False)
         mark_decomposable(graph)
-        _check(graph, self.parser, lowered.folder)
+        _check(graph, self.parser, path.parent)
         path.write_bytes(graph.SerializeToString(deterministic=True))
         out.mkdir(parents=True, exist_ok=True)
-        timing = (out / PLAN).with_suffix(SUFFIX)
-        if (previous / timing.name).is_file():
-            shutil.copyfile(previous / timing.name, timing)
-        recipe = self.recipe
+        plan = out / f"{path.stem}.plan"
+        timing = plan.with_suffix(SUFFIX)
+        if (place.previous / timing.name).is_file():
+            shutil.copyfile(place.previous / timing.name, timing)
         options = replace(
-            recipe.tensorrt.plan,
+            self.recipe.tensorrt.plan,
             candidates=next((_last(o) for o in graph.graph.output if o.name == CANDIDATES[0]), 0),
             capabilities=self._capabilities(graph),
         )
-        report = build_plan(
-            path, out / PLAN, self.library,
-            profiles(
-                lowered.role, recipe.engine.prefill, recipe.engine.gammas, self.kv_lengths,
-                self._catch_up(lowered),
-            ),
-            options, progress, form=form_of(self.parser), timing_cache=timing,
-        )  # fmt: skip
-        (out / FILE_NAME).write_text(report.record.to_json(), encoding="utf-8")
+        record = build_plan(
+            path, plan, self.library, listed, options, progress, form=form_of(self.parser),
+            timing_cache=timing, source=source, compute=compute,
+        ).record  # fmt: skip
+        plan.with_suffix(".json").write_text(record.to_json(), encoding="utf-8")
         if options.stripped:  # what the plan is filled from, on the device
-            for name in (ENGINE, WEIGHTS):
-                shutil.move(lowered.folder / name, out / name)
-        return CompiledModel(PLAN, report.record.weight_bytes)
+            for name in (path.name, f"{path.stem}.data"):
+                shutil.move(path.with_name(name), out / name)
+        return record
 
     def _catch_up(self, lowered: LoweredModel) -> int:
         """Return how many tokens a draft lacks at most after a round of its own."""
@@ -252,6 +311,24 @@ class TensorRtCompiler:
         if onnx.TensorProto.FLOAT8E4M3FN not in kinds:
             return ()
         return tuple(c for c in known if parse_version(c)[:2] >= CAPABLE["fp8"])
+
+
+class _Place(NamedTuple):
+    """A lowered graph, the folder of its plan, and where an older one may be."""
+
+    graph: Path
+    out: Path
+    previous: Path
+
+
+def _source_shape(encoder: EncoderRecord, folder: Path) -> SourceShape:
+    """Return the sizes of a source, given what conditions a decoder in a folder."""
+    source = source_of(onnx.load(folder / encoder.cross, load_external_data=False))
+    assert source is not None, "a lowered graph keeps the facts of the portable one"
+    return SourceShape(
+        encoder.max_source, encoder.width, encoder.heads, encoder.head_dim, source.vocab_size,
+        encoder.features, encoder.frames,
+    )  # fmt: skip
 
 
 def _last(value: onnx.ValueInfoProto) -> int:
@@ -325,12 +402,7 @@ class LoweredEngine:
         self.batch = batch
         self.max_length = self.max_width = max_length
         self._path, self._kv_lengths = path, kv_lengths
-        options = silent_options()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Only checks run here, beside other work: waiting threads must not take its cores.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        with _blamed(path):
-            self._session = ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        self._session = _session(path)
         self._names = [output.name for output in self._session.get_outputs()]
         left = widths(self._session.get_outputs()).get("feature")
         self.features = np.zeros((batch, max_length, left), np.float32) if left else None
@@ -358,6 +430,7 @@ class LoweredEngine:
             "start": starts,
             "rows": np.arange(width - (rows or width), width),
             **self._caches,
+            **self._beside(),
         }
         if self._kv_lengths:
             length = least_length(self._kv_lengths, int(starts.max()) + width)
@@ -372,6 +445,10 @@ class LoweredEngine:
                 self.features[row, at : at + width] = values["feature"][row]
         return _Output(values)
 
+    def _beside(self) -> dict[str, NDArray[Any]]:
+        """Return what a pass reads besides its tokens and KV buffers."""
+        return {}
+
     def repeat(self, filled: int) -> None:
         """Fill the KV buffers with copies of their first positions, whatever is there."""
         self._caches = {name: repeated(one, filled) for name, one in self._caches.items()}
@@ -385,6 +462,86 @@ class LoweredEngine:
         """Drop the session and the KV buffers."""
         self._caches = {}
         self._session = None
+
+
+class LoweredEncoderDecoder(LoweredEngine):
+    """A lowered decoder whose rows are texts of sources, and what conditions it.
+
+    `hidden` are the hidden states [E, W] of each row's source.
+    """
+
+    def __init__(
+        self, record: EncoderRecord, path: Path, geometry: Geometry, *, batch: int,
+        max_length: int, kv_lengths: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(path, geometry, batch=batch, max_length=max_length, kv_lengths=kv_lengths)
+        self.max_source = record.max_source
+        self._record = record
+        self._parts = {
+            name: _session(path.with_name(name)) for name in (record.cross, record.encoder) if name
+        }
+        kinds = {i.name: _TYPES[i.type] for i in self._session.get_inputs() if i.type in _TYPES}
+        shape = batch, record.heads, record.max_source, record.head_dim
+        self._conditions = {
+            SOURCE_LENGTH: np.zeros(batch, np.int64),
+            **{n: np.zeros(shape, kind) for n, kind in kinds.items() if n.startswith("cross_")},
+        }
+
+    def condition(self, row: int, source: Source) -> None:
+        """Read a source for a row; see `ConditionedEngine.condition`.
+
+        Without an encoder a source is hidden states [E, W].
+        """
+        hidden, record = np.asarray(source, np.float32), self._record
+        if record.encoder:
+            feed: dict[str, NDArray[Any]] = {"input_ids": np.asarray(source)[None]}
+            if record.features:
+                feed = {FEATURES: hidden[None]}
+            hidden = self._run(record.encoder, feed)["hidden"][0]
+        length = len(hidden)
+        # What lies behind a source may be anything.
+        whole = np.full((1, record.max_source, record.width), np.nan, np.float32)
+        whole[0, :length] = hidden
+        pairs = self._run(record.cross, {"hidden": whole, LENGTH: np.array([length])})
+        for name, pair in pairs.items():
+            self._conditions[name][row] = pair[0]
+        self._conditions[SOURCE_LENGTH][row] = length
+
+    def _run(self, name: str, feed: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        session = self._parts[name]
+        names = [output.name for output in session.get_outputs()]
+        with _blamed(self._path.with_name(name)):
+            return dict(zip(names, session.run(names, feed), strict=True))
+
+    def _beside(self) -> dict[str, NDArray[Any]]:
+        return self._conditions
+
+    def forward_rows(self, feeds: Sequence[Feed]) -> list[_Output]:
+        """Run a pass of each of some rows; see `PackedEngine.forward_rows`."""
+        outputs = []
+        for feed in feeds:
+            kept = self._caches
+            tokens = np.broadcast_to(np.array(feed.tokens), (self.batch, len(feed.tokens)))
+            values = self.forward(tokens, feed.start, feed.rows).values
+            only = np.arange(self.batch) == feed.row
+            self._caches = {
+                name: np.where(only[:, None, None, None], made, kept[name])
+                for name, made in self._caches.items()
+            }
+            outputs.append(_Output({n: v[feed.row : feed.row + 1] for n, v in values.items()}))
+        return outputs
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Copy the first positions of a row and its source; see `PackedEngine.copy_row`."""
+        super().copy_row(source, to, length)
+        for value in self._conditions.values():
+            value[to] = value[source]
+
+    def close(self) -> None:
+        """Drop the sessions and all buffers."""
+        super().close()
+        self._parts.clear()
+        self._conditions.clear()
 
 
 class LoweredRows:
@@ -422,6 +579,16 @@ class LoweredHead(HeadEngine):
     def __init__(self, engine: LoweredEngine, features: NDArray[np.float32]) -> None:
         super().__init__(LoweredRows(engine), features)
         self.repeat = engine.repeat
+
+
+def _session(path: Path) -> ort.InferenceSession:
+    """Open a lowered graph as it is."""
+    options = silent_options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # Only checks run here, beside other work: waiting threads must not take its cores.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    with _blamed(path):
+        return ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])
 
 
 @contextmanager

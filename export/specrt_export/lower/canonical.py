@@ -335,9 +335,17 @@ _BY_ROW = (
     "cross_key", "cross_value",
 )  # fmt: skip
 
+CROSS = ("cross_key", "cross_value")
+"""What cross keys and values of a layer are called before its number."""
 
-def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_length: int) -> None:
-    """Fix the batch and the length of the KV buffers; the width stays free."""
+
+def fix_shapes(
+    graph: onnx.GraphProto, geometry: Geometry, batch: int, max_length: int, max_source: int = 0
+) -> None:
+    """Fix the batch and the length of the KV buffers; the width stays free.
+
+    With `max_source` also the length of cross keys and values.
+    """
     buffer = (batch, geometry.kv_heads, max_length, geometry.head_dim)
     for value in [*graph.input, *graph.output]:
         dims = value.type.tensor_type.shape.dim
@@ -346,6 +354,8 @@ def fix_shapes(graph: onnx.GraphProto, geometry: Geometry, batch: int, max_lengt
                 dim.dim_value = size
         elif value.name.partition(".")[0] in _BY_ROW:
             dims[0].dim_value = batch
+            if max_source and value.name.partition(".")[0] in CROSS:
+                dims[2].dim_value = max_source
 
 
 def canonicalize(view: GraphView, counts: Counts) -> None:

@@ -34,14 +34,14 @@ def lower_encoder(
 ) -> Lowered:
     """Rewrite a portable encoder, or a graph of cross projections, for one row; read no weight."""
     view, counts = canonical_view(portable, weights, target)
-    _drop_length(view)
+    drop_length(view)
     counts["attention"] = _attend(view)
     counts["gate_up"] = fuse_gates(view)
     fuse_the_rest(view, counts, biases=False)
     return emit(view, counts)
 
 
-def _drop_length(view: GraphView) -> None:
+def drop_length(view: GraphView) -> None:
     """Let the length of the one row be that of its tokens.
 
     ```
@@ -72,7 +72,7 @@ def _attend(view: GraphView) -> tuple[int, int]:
     """
     layers = view.nodes("Attention")
     shapes = Shapes(view)
-    adds: dict[str, bool] = {}
+    adding: dict[str, bool] = {}
     for node in layers:
         query, key = shapes.dims(node.input[0]), shapes.dims(node.input[1])
         heads, size = (query[1], query[3]) if query and len(query) == 4 else (0, 0)
@@ -82,11 +82,11 @@ def _attend(view: GraphView) -> tuple[int, int]:
         if key[1] != heads or attributes.get("softcap", 0.0) or attributes.get("is_causal", 0):
             raise _unknown("its attention shares keys, is capped or looks back only")
         mask = node.input[3] if len(node.input) > 3 else ""
-        if mask and mask not in adds:
-            adds[mask] = _adds(view, mask)
+        if mask and mask not in adding:
+            adding[mask] = adds(view, mask)
         inputs = [pack_heads(view, shapes, name) for name in node.input[:3]]
         joined = view.add(
-            "MultiHeadAttention", [*inputs, *(["", "", mask] if mask and adds[mask] else [])],
+            "MultiHeadAttention", [*inputs, *(["", "", mask] if mask and adding[mask] else [])],
             domain=MICROSOFT, num_heads=heads, scale=attributes.get("scale", size**-0.5),
         )  # fmt: skip
         hand_over(view, shapes, heads, node.output[0], joined)
@@ -96,7 +96,7 @@ def _attend(view: GraphView) -> tuple[int, int]:
     return len(layers), len(layers)
 
 
-def _adds(view: GraphView, mask: str) -> bool:
+def adds(view: GraphView, mask: str) -> bool:
     """Tell whether a mask adds anything to a source that has no padding."""
     (found,) = evaluate(view, [mask], {"input_ids": np.zeros((1, _SAMPLE), np.int64)})
     return bool(found.any())

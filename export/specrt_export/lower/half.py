@@ -43,14 +43,20 @@ _HALF = frozenset((
 """Operators whose kernels take half precision and sum, where they sum, in fp32. What is not named
 here (powers, means, exponentials) is computed in fp32 between two casts."""
 
-STATES = ("feature", "state")
-"""Outputs that a target leaves for a head, and a head for its next pass; `hidden` is read so."""
+STATES = ("feature", "hidden", "state")
+"""Outputs that a target leaves for a head, an encoder for a decoder, and a head for its next pass;
+heads and cross projections read `hidden`."""
+
+_KEPT = ("key", "value", "cross_key", "cross_value")
+"""Inputs and outputs of the half type, as they are called before the number of a layer."""
+
+_LOGITS = "logits"
 
 _PROJECTIONS = ("FusedMatMul", "MatMul", "MatMulNBits")
 
 
 def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
-    """Compute in half precision up to the last projection, and in fp32 from there.
+    """Compute in half precision up to the projection of logits, and in fp32 from there.
 
     ```
     x ─┬ op ─ y          =>      x/half ─┬ op ─ y/half
@@ -59,13 +65,15 @@ def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
     x ─ Projection ─ (softcap ─) logits ─ TopK ─ argmax
       =>  x/half ─ Projection ─ Cast fp32 ─ (softcap ─) logits ─ TopK ─ argmax
     ```
-    KV inputs and outputs are of the half type; logits, argmax and confidence stay what they were.
+    KV inputs and outputs are of the half type, and so are cross keys and values; logits, argmax and
+    confidence stay what they were.
     So does what a target and its head hand over: one may compute in another type than the other.
     `exact` are values that are computed in fp32 all the same; so are angles, up to their cosines
     and sines: fp16 holds whole positions up to 2048, bf16 up to 256.
     """
-    _widen_scores(view)
-    _widen_states(view)
+    if _LOGITS in view.outputs:
+        _widen_scores(view)
+    _widen_states(view, exact)
     _Halving(view, TYPES[kind], exact).run()
 
 
@@ -77,16 +85,16 @@ def _widen_scores(view: GraphView) -> None:
     view.tidy()
 
 
-def _widen_states(view: GraphView) -> None:
+def _widen_states(view: GraphView, exact: Collection[str]) -> None:
     """Put a cast to fp32 behind what is computed for each position, where it is an output."""
-    for name in sorted(view.outputs & set(STATES)):
+    for name in sorted(view.outputs & set(STATES) - set(exact)):
         view.add("Cast", [view.rename(name)], outputs=[name], to=_FLOAT)
     view.tidy()
 
 
 def _head(view: GraphView) -> onnx.NodeProto:
     """Return the projection that logits come from; a bias counts as part of what follows it."""
-    node = view.maker("logits")
+    node = view.maker(_LOGITS)
     while node is not None and node.op_type not in _PROJECTIONS:
         node = next((m for i in node.input if (m := view.maker(i)) is not None), None)
     assert node is not None, "logits are made by a projection"
@@ -101,7 +109,9 @@ class _Halving:
         self.to = to
         types = value_types(view)
         self.floats = {name for name, onnx_type in types.items() if onnx_type == _FLOAT}
-        self.exact = _read_from(view, _head(view).output[0]).union(exact, _angles(view))
+        self.exact = _angles(view).union(exact)
+        if _LOGITS in view.outputs:
+            self.exact |= _read_from(view, _head(view).output[0])
         self.constants = {t.name for t in view.graph.initializer}
         self.types: dict[str, int] = {}
         self.cast: dict[tuple[str, int], str] = {}
@@ -109,7 +119,7 @@ class _Halving:
     def run(self) -> None:
         """Halve what can be."""
         for value in [*self.view.graph.input, *self.view.graph.output]:
-            if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
+            if value.name.removeprefix("present_").partition(".")[0] in _KEPT:
                 value.type.tensor_type.elem_type = self.to
                 self.types[value.name] = self.to
         nodes = self.view.nodes()
@@ -301,15 +311,16 @@ def _replace_inputs(view: GraphView) -> None:
 
 
 def widened_folder(engine: Path, scratch: Path) -> Path:
-    """Return the engine's folder, or one with a copy in fp32: bf16 has no CPU kernels."""
+    """Return the folder of lowered graphs, or one with copies in fp32: bf16 has no CPU kernels."""
     if compute_type_of(engine) != "bf16":
         return engine
-    model = onnx.load(engine / ENGINE, load_external_data=False)
-    widened = {
-        name: as_float(weight) if weight.onnx_type == _BF16 else weight
-        for name, weight in stored_weights(model, engine).items()
-    }
-    write_engine(_widened(model, widened), widened, scratch)
+    for path in sorted(engine.glob("*.onnx")):
+        model = onnx.load(path, load_external_data=False)
+        widened = {
+            name: as_float(weight) if weight.onnx_type == _BF16 else weight
+            for name, weight in stored_weights(model, engine).items()
+        }
+        write_engine(_widened(model, widened), widened, scratch, path.stem)
     return scratch
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,13 @@ from specrt.engine.tensorrt.engine_record import KV_LENGTH
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
 from specrt.errors import BuildError
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
-from specrt_export.lower.canonical import canonicalize, drop_reshapes, fix_reshapes, fix_shapes
+from specrt_export.lower.canonical import (
+    CROSS,
+    canonicalize,
+    drop_reshapes,
+    fix_reshapes,
+    fix_shapes,
+)
 from specrt_export.lower.half import TYPES, halve
 from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
 from specrt_export.lower.logits import add_argmax, add_confidence, cut_candidates
@@ -24,6 +30,7 @@ from specrt_export.lower.projections import (
     PROJECTION,
     Projection,
     WeightMatrix,
+    add_projection,
     find_matrix,
     gated,
     join_siblings,
@@ -31,6 +38,7 @@ from specrt_export.lower.projections import (
 )
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_opset
+from specrt_export.portable.graph import exact_modules
 
 CANDIDATES = 64
 """Best scores of each row that are cut out for sampling."""
@@ -63,6 +71,8 @@ class TensorRtTarget:
     """Whether the queries of a group are rows of one product; see `group_queries`."""
     reads_prefix: bool = False
     """Whether a pass says how much of the KV buffers attention reads; see `read_prefix`."""
+    max_source: int = 0
+    """Of an encoder-decoder: most positions of a source."""
 
 
 def form_of(version: tuple[int, ...]) -> str:
@@ -79,11 +89,13 @@ def lower_tensorrt(
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
-    fix_shapes(copy.graph, target.geometry, target.batch, target.max_length)
+    fix_shapes(copy.graph, target.geometry, target.batch, target.max_length, target.max_source)
     view = GraphView(copy, weights)
     counts = Counts()
     canonicalize(view, counts)
     exact = _attend(view, target, counts)
+    if target.compute == "fp16":
+        exact |= widen_products(view, exact_modules(portable))
     pairs = gated(view)
     join_siblings(view)
     counts["gate_up"] = sum(view.maker(g.gate) is view.maker(g.up) for g in pairs), len(pairs)
@@ -94,7 +106,12 @@ def lower_tensorrt(
     emit_tables(view)
     _guard_tokens(view)
     _score(view, target)
-    _soften_masks(view, target.compute)
+    return finish(view, target, counts, exact)
+
+
+def finish(view: GraphView, target: TensorRtTarget, counts: Counts, exact: set[str]) -> Lowered:
+    """Return a graph in its type, but for what is `exact`, and in an opset of its form."""
+    soften_masks(view, target.compute)
     if target.compute in TYPES:
         halve(view, target.compute, exact)
     model = view.tidy()
@@ -124,20 +141,68 @@ def _attend(view: GraphView, target: TensorRtTarget, counts: Counts) -> set[str]
         counts["rotary"] = _rotate(view, target), turning
     masked = write_out(view, target.geometry, everything=not native)
     counts["attention"] = (len(layers) - len(masked) if native else len(masked)), len(layers)
-    exact = masked | _layer_norms(view)
+    exact = masked | layer_norms(view)
+    if target.max_source:
+        crossing = len(view.nodes("Attention")) - len(find_layers(view))
+        counts["cross_attention"] = crossing, crossing
     if not native:
+        exact |= write_out_plain(view)
         scatter_elements(view)
         return exact | write_out_norms(view)
     if target.reads_prefix:
         counts["prefix"] = read_prefix(view), len(layers) - len(masked)
     if target.grouped_queries:
         counts["grouped"] = group_queries(view, target.geometry), len(layers) - len(masked)
-    for node in view.nodes("SimplifiedLayerNormalization"):
-        node.op_type = "RMSNormalization"
+    name_norms(view)
     return exact
 
 
-def _layer_norms(view: GraphView) -> set[str]:
+def name_norms(view: GraphView) -> None:
+    """Call RMS norms what the standard calls them."""
+    for node in view.nodes("SimplifiedLayerNormalization"):
+        node.op_type = "RMSNormalization"
+
+
+_SMALLER = 64.0
+"""What the input of a product is divided by whose result may be beyond fp16. A power of two, which
+rounds nothing from 4e-3 on; below it rounds by 2e-6."""
+
+_SUMS = ("Add", "Div", "Identity", "Mul", "RMSNormalization", "SimplifiedLayerNormalization")
+
+
+def widen_products(view: GraphView, modules: Collection[str]) -> set[str]:
+    """Let products of some modules go beyond fp16; return the values that are kept in fp32.
+
+    ```
+    h ─ Projection wo ─┐               h ─ Mul 1 / 64 ─ Projection wo ─ Mul 64 ─┐
+    x ───────────────  Add ─ norm  =>  x ───────────────────────────────────── Add ─ norm
+    ```
+    The product stays in fp16 and keeps its weight; what it is multiplied with again is fp32, and so
+    are the sums that it goes into and their norms. As transformers has T5's: it keeps `wo` in fp32.
+    """
+    wide = set[str]()
+    by = view.add_constant("smaller", np.array(1 / _SMALLER, np.float32)) if modules else ""
+    back = view.add_constant("larger", np.array(_SMALLER, np.float32)) if modules else ""
+    for node in view.nodes(PROJECTION) if modules else ():
+        projection = read_projection(view, node)
+        if projection.bias is None and set(modules) & set(projection.matrix.values.name.split(".")):
+            output = projection.output
+            smaller = view.add("Mul", [projection.x, by])
+            product = add_projection(view, smaller, projection.matrix, None)
+            wide.add(view.add("Mul", [product, back], outputs=[output]))
+    stack = list(wide)
+    while stack:
+        for reader in view.readers(stack.pop()):
+            new = {*reader.output} - wide if reader.op_type in _SUMS else set()
+            wide |= new
+            # What is normed is small again.
+            stack.extend(() if reader.op_type.endswith("Normalization") else new)
+    view.tidy()
+    return wide
+
+
+def layer_norms(view: GraphView) -> set[str]:
+    """Return what layer norms make, which stays in fp32."""
     return {node.output[0] for node in view.nodes("LayerNormalization")}
 
 
@@ -202,7 +267,7 @@ def _entries(view: GraphView) -> int:
     return int(logits.type.tensor_type.shape.dim[-1].dim_value)
 
 
-def _soften_masks(view: GraphView, compute: str) -> None:
+def soften_masks(view: GraphView, compute: str) -> None:
     """Let masks hold the lowest number of the type they are computed in: not minus infinity."""
     for tensor in view.graph.initializer:
         array = view.constant(tensor.name)
@@ -258,6 +323,35 @@ def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
     heads = [0, geometry.heads, -1, geometry.head_dim]
     _reshape_to(view, mixed, heads, layer.node.output[0])
     return masked
+
+
+def write_out_plain(view: GraphView) -> set[str]:
+    """Write attention out that is to no KV buffers: to a source, or of one to itself.
+
+    ```
+    q [B, H, S, D] · scale ─ MatMul keys transposed ─ (Add mask ─) Softmax ─ MatMul values ─ y
+    ```
+    Returns the scores that the softmax reads, to be kept in fp32.
+    """
+    scored = set[str]()
+    for node in view.nodes("Attention"):
+        query, keys, values = node.input[:3]
+        scale = view.attributes(node).get("scale")
+        if scale is None or view.attributes(node).get("softcap", 0.0):
+            raise BuildError(
+                "this model's attention to its source is capped or has no scale, which is not "
+                "written out. Please report the architecture"
+            )
+        factor = view.add_constant("scale", np.array(scale, np.float32))
+        turned = view.add("Transpose", [keys], perm=[0, 1, 3, 2])
+        scores = view.add("MatMul", [view.add("Mul", [query, factor]), turned])
+        if len(node.input) > 3:
+            scores = view.add("Add", [scores, node.input[3]])
+        scored.add(scores)
+        shares = view.add("Softmax", [scores], axis=-1)
+        view.add("MatMul", [shares, values], outputs=[node.output[0]])
+    view.tidy()
+    return scored
 
 
 def _capped(view: GraphView, scores: str, cap: float) -> str:
@@ -342,6 +436,7 @@ def group_queries(view: GraphView, geometry: Geometry) -> int:
     """
     groups = geometry.heads // geometry.kv_heads
     nodes = view.nodes("Attention") if groups > 1 and geometry.kv_heads > 1 else []
+    nodes = [n for n in nodes if n.input[1].partition(".")[0] not in CROSS]
     masks: dict[str, str] = {}
     for node in nodes:
         mask = node.input[3]
@@ -469,8 +564,10 @@ def _cuts_columns(attributes: dict[str, Any], op_type: str) -> bool:
     return op_type == "Split" and attributes.get("axis", 0) == -1
 
 
-def emit_products(view: GraphView) -> tuple[int, int]:
+def emit_products(view: GraphView, *, padded: bool = True) -> tuple[int, int]:
     """Replace projections by products; return how many are quantized, and of how many.
+
+    `padded` is whether passes may have one row: see below.
 
     ```
     fp32               W [N, K] ──────────────────────────── Transpose ─┐
@@ -487,7 +584,8 @@ def emit_products(view: GraphView) -> tuple[int, int]:
     """
     projections = [read_projection(view, node) for node in view.nodes(PROJECTION)]
     pads = PadRows(view)
-    paired = [p for p in projections if p.matrix.scales is not None and p.matrix.bits == 8]
+    coded = [p for p in projections if p.matrix.scales is not None and p.matrix.bits == 8]
+    paired = coded if padded else []
     # A single product, such as the head of an int4 model, is not worth a row in all before it.
     pad = pads.of if len(paired) > 1 else pads.repeated
     for projection in projections:

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
-from specrt_export.portable.graph import OPTIONAL, PART, SOURCE, TASK, TIED, SourceGeometry
+from specrt_export.portable.graph import EXACT, OPTIONAL, PART, SOURCE, TASK, TIED, SourceGeometry
 from specrt_export.portable.hook import Buffers, Hook, Probe, Source, installed
 from specrt_export.portable.trace import (
     BATCH,
@@ -84,11 +84,13 @@ def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
             if task.encodes:
                 graphs["encoder"] = _encoder(model, hook, source)
     kind = str(model.config.model_type)
+    exact = sorted(getattr(model, "_keep_in_fp32_modules", None) or ())
     parts = []
     for part, (graph, inputs, outputs) in graphs.items():
         fill(graph, loose.names, buffers)
         facts = {TASK: task.name, SOURCE: json.dumps(source.to_json())}
         facts |= loose.facts(graph) | ({PART: part} if part else {})
+        facts |= {EXACT: json.dumps(exact)} if exact else {}
         one = Traced(graph, geometry, kind, inputs, outputs, facts, loose.optional)
         parts.append(one)
     return tuple(parts)

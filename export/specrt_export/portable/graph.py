@@ -55,6 +55,9 @@ TIED = "specrt.tied"
 OPTIONAL = "specrt.optional"
 """Of a graph without weights: those that it holds itself, where a checkpoint leaves them out."""
 
+EXACT = "specrt.exact"
+"""Modules whose products fp16 is too small for, by the last part of their names."""
+
 CODED = "coded"
 """Location of a weight that its checkpoint holds in codes; no file has this name."""
 
@@ -105,6 +108,11 @@ def source_of(model: onnx.ModelProto) -> SourceGeometry | None:
             f"the sizes of the graph's source cannot be read ({error}); export it again with "
             "`specrt export`"
         ) from error
+
+
+def exact_modules(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return the modules of a graph whose products fp16 is too small for."""
+    return tuple(json.loads(facts_of(model).get(EXACT, "[]")))
 
 
 def part_path(decoder: Path, part: str) -> Path:

@@ -320,6 +320,17 @@ def _tensorrt(name: str) -> Backend:
         )  # fmt: skip
         return beside_target(engine, beside)
 
+    def open_encoder_decoder(
+        path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
+        batch: int, max_length: int, max_width: int, beside: Engine | None, **_: Any,
+    ) -> Engine:  # fmt: skip
+        from specrt.engine.tensorrt import tensorrt_encoder_decoder
+
+        return tensorrt_encoder_decoder.open_encoder_decoder(
+            path, geometry, record, files=files, backend=name, batch=batch, max_length=max_length,
+            max_width=max_width, beside=beside,
+        )  # fmt: skip
+
     def library() -> str:
         from specrt.engine.tensorrt.library import open_library
 
@@ -350,7 +361,7 @@ def _tensorrt(name: str) -> Backend:
 
     return Backend(
         open_plan, library, missing, missing_to_build=missing_to_build, facts=facts,
-        fused_rounds=rounds, heads=True,
+        fused_rounds=rounds, open_encoder_decoder=open_encoder_decoder, heads=True,
     )  # fmt: skip
 
 

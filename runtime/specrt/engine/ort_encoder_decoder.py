@@ -21,6 +21,7 @@ from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.kernels import aligned_zeros
 from specrt.engine.ort import TILE, OrtEngine, RowScores, open_session
 from specrt.engine.protocol import CLOSED, Engine, Feed, Source
+from specrt.engine.sources import check_row, checked_features, checked_tokens, require_source
 from specrt.errors import EngineError, first_line, shortage
 from specrt.held_file import HeldFile
 
@@ -72,10 +73,7 @@ class EncoderDecoderEngine(OrtEngine):
         """Read a source for a row; see `ConditionedEngine.condition`."""
         if self._session is None:
             raise EngineError(CLOSED)
-        if row not in range(self.batch):
-            raise EngineError(
-                f"a source was given to row {row}; expected a row from 0 to {self.batch - 1}"
-            )
+        check_row(row, self.batch)
         hidden = self._left(row) if self._shared is not None else self._read(source)
         pairs = _run(self._cross, self._names, {"hidden": hidden[None]}, len(hidden))
         for name, pair in zip(self._names, pairs, strict=True):
@@ -90,34 +88,16 @@ class EncoderDecoderEngine(OrtEngine):
             return self._checked_states(given)
         feeds: dict[str, NDArray[Any]]
         if self._record.features:
-            feeds = {"input_features": self._checked_features(given)[None]}
+            feeds = {
+                "input_features": checked_features(
+                    given, self._record.features, self._record.frames
+                )[None]
+            }
         else:
-            feeds = {"input_ids": self._checked_tokens(given)[None]}
+            feeds = {"input_ids": checked_tokens(given, self.max_source)[None]}
         (hidden,) = _run(self._encoder, ["hidden"], feeds, given.shape[-1])
         states: Hidden = hidden[0]
         return states
-
-    def _checked_tokens(self, source: NDArray[Any]) -> NDArray[np.int64]:
-        if source.ndim != 1 or (source.size and source.dtype.kind not in "iu"):
-            raise EngineError(
-                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
-                "expected token ids in one row"
-            )
-        if not 0 < len(source) <= self.max_source:
-            raise EngineError(
-                f"a source of {len(source)} tokens was given; expected 1 to {self.max_source}: "
-                + ("shorten it, or build with a larger max_source" if len(source) else "name one")
-            )
-        return source.astype(np.int64)
-
-    def _checked_features(self, source: NDArray[Any]) -> NDArray[np.float32]:
-        expected = self._record.features, self._record.frames
-        if source.shape != expected or source.dtype.kind != "f":
-            raise EngineError(
-                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
-                f"expected features of type float32 and shape {list(expected)}"
-            )
-        return source.astype(np.float32)
 
     def _checked_states(self, source: NDArray[Any]) -> Hidden:
         width = self._record.width
@@ -166,11 +146,8 @@ class EncoderDecoderEngine(OrtEngine):
         Raises: EngineError also for a row without a source.
         """
         for feed in feeds:
-            if feed.row in range(self.batch) and not self._lengths[feed.row]:
-                raise EngineError(
-                    f"row {feed.row} was fed tokens before it was given a source; call condition "
-                    "first"
-                )
+            if feed.row in range(self.batch):
+                require_source(feed.row, int(self._lengths[feed.row]))
         return super().forward_rows(feeds)
 
     def copy_row(self, source: int, to: int, length: int) -> None:

@@ -154,6 +154,11 @@ class ConditionedEngine(PackedEngine, Protocol):
         """
 
 
+def packs(engine: Engine) -> bool:
+    """Tell whether a pass over some rows costs what their tokens cost, and none is padded."""
+    return isinstance(engine, PackedEngine) and not getattr(engine, "padded", False)
+
+
 CLOSED = "the engine was closed; open the bundle again"
 
 
@@ -348,6 +353,14 @@ class PaddedRows:
             RowOutput(output, feed.row, end - feed.rows - (width - rows), feed.rows)
             for feed, end in zip(feeds, ends, strict=True)
         ]
+
+    def clear(self, row: int) -> None:
+        """Forget the prefix of a row: its text begins anew."""
+        self._prefixes[row] = []
+
+    def copy_row(self, source: int, to: int, length: int) -> None:
+        """Note that a row now holds the first `length` tokens of another."""
+        self._prefixes[to] = self._prefixes[source][:length]
 
     def _split(self, feeds: Sequence[Feed], width: int) -> Sequence[Output]:
         """Run the first of the widest alone, after the others, whose outputs are copied."""

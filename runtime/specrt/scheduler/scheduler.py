@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from specrt.completion import Chunk
-from specrt.engine.protocol import PackedEngine
+from specrt.engine.protocol import packs
 from specrt.errors import RequestError
 from specrt.scheduler.executor import INTERRUPTS, ActiveSlot, BatchExecutor, StepResult
 from specrt.scheduler.request import Request
@@ -140,7 +140,7 @@ class Scheduler:
         self._running: dict[ActiveSlot, Slot] = {}
         active = self._active = [0]
         """How many slots take part in a step."""
-        shared = isinstance(models.target, PackedEngine)
+        shared = packs(models.target)
         load = (lambda: active[0]) if shared else None
         self.drafters = DrafterPool(models, load=load, rows=len(self._slots), memory=text_memory)
         self._text_memory = text_memory

@@ -17,9 +17,9 @@ from specrt.engine.protocol import (
     Feed,
     OffsetRounds,
     Output,
-    PackedEngine,
     Source,
     first_row,
+    packs,
     rows_of,
 )
 from specrt.errors import EngineError
@@ -261,7 +261,7 @@ def measure_costs(
     plain_ns = min(r.verify_ns for r in timer.burst(0, 3))
     plan = _plan(models.gammas, plain_ns, budget_ns)
     target = models.target
-    rows = target.batch if isinstance(target, PackedEngine) else 1
+    rows = target.batch if packs(target) else 1
     wide = shared_widths(max(models.gammas), rows, target.max_width)
     order = (*plan.gammas, *(width - 1 for width in wide))
     for gamma in order:

@@ -469,6 +469,11 @@ class Layout:
             self._offsets[field.name] = self.size
             self.size += aligned(field.size)
 
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where each array begins in the block."""
+        return dict(self._offsets)
+
     def __contains__(self, name: str) -> bool:
         return name in self._fields
 

@@ -24,6 +24,7 @@ from specrt.engine.tensorrt.engine_record import (
     FILE_NAME,
     HIDDEN,
     KV_LENGTH,
+    RECORD,
     EngineRecord,
     PassShape,
     Profile,
@@ -44,6 +45,7 @@ from specrt.engine.tensorrt.passes import (
     PassRows,
     PlanPass,
     Scores,
+    SourceBuffer,
     WidePass,
     WideProfile,
     check_plan,
@@ -140,11 +142,13 @@ class TensorRtEngine:
         scratch = memory.take(needed, "working memory") if needed else 0
         if record.feature:
             self.handover = FeatureBuffer(memory, self.batch, self.max_length, record.feature)
+        sources = SourceBuffer(memory, record, self.geometry, self.batch) if record.source else None
         lengths = self._kv_lengths = record.kv_lengths
         unread = memory.take(lengths[-1] * np.dtype(np.int64).itemsize, KV_LENGTH) if lengths else 0
         return Model(
-            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch, unread
-        )
+            plan, memory.device, record, self.geometry, self.batch, caches, memory, scratch, unread,
+            sources,
+        )  # fmt: skip
 
     def kv_length(self, reach: int) -> int:
         """Return how much a pass reads of the KV buffers that reaches so far; 0 for all."""
@@ -315,6 +319,16 @@ class Lease:
         self.device = device
         self._holders = set[int]()
 
+    @classmethod
+    def beside(cls, engine: Engine | None) -> Lease:
+        """Return the lease of an engine of TensorRT, or that of a device of its own."""
+        return engine.lease if isinstance(engine, OpenedEngine) else cls(CudaDevice())
+
+    def close_unused(self) -> None:
+        """Close the device unless it has a holder."""
+        if not self._holders:
+            self.device.close()
+
     def take(self, holder: object) -> None:
         """Keep the device open for a holder."""
         self._holders.add(id(holder))
@@ -356,29 +370,40 @@ def open_tensorrt(
     Raises: EngineError saying what differs from where it was built, or what is missing; BundleError
         for a record that cannot be read.
     """
-    if FILE_NAME not in files:
-        raise BundleError(
-            f"{path.with_name(FILE_NAME)} cannot be read (it is missing, or not in the manifest's "
-            f"list); {AGAIN}"
-        )
-    record = read_engine_record(path.with_name(FILE_NAME), bytes(files[FILE_NAME].data))
-    library = open_library(backend)
-    differs = difference(record.device, this_device(library))
-    if differs:
-        raise EngineError(f"{path} does not run here: {differs}")
-    lease = beside.lease if isinstance(beside, OpenedEngine) else Lease(CudaDevice())
+    record, library = read_plan_record(path, files, backend)
+    lease = Lease.beside(beside)
     try:
-        plan = _plan(path, files, record, library, lease.device)
+        plan = open_recorded(path, files, record, library, lease.device)
     except BaseException:
-        if not isinstance(beside, OpenedEngine):
-            lease.device.close()
+        lease.close_unused()
         raise
     return OpenedEngine(
         lease, plan, record, geometry, batch=batch, max_length=max_length, max_width=max_width
     )
 
 
-def _plan(
+def read_plan_record(
+    path: Path, files: Mapping[str, HeldFile], backend: str
+) -> tuple[EngineRecord, Library]:
+    """Read the record beside a plan, hold it to this machine, and return its library, too.
+
+    Raises: BundleError for one that cannot be read; EngineError saying what differs from where the
+        plan was built.
+    """
+    place = path.with_suffix(RECORD)
+    if place.name not in files:
+        raise BundleError(
+            f"{place} cannot be read (it is missing, or not in the manifest's list); {AGAIN}"
+        )
+    record = read_engine_record(place, bytes(files[place.name].data))
+    library = open_library(backend)
+    differs = difference(record.device, this_device(library))
+    if differs:
+        raise EngineError(f"{path} does not run here: {differs}")
+    return record, library
+
+
+def open_recorded(
     path: Path, files: Mapping[str, HeldFile], record: EngineRecord, library: Library,
     device: CudaDevice,
 ) -> TrtPlan:  # fmt: skip

@@ -21,6 +21,9 @@ FORMAT = 1
 
 FILE_NAME = "engine.json"
 
+RECORD = ".json"
+"""Ends the name of the record beside a plan."""
+
 PLAN = "engine.plan"
 """The plan it describes, in the same folder."""
 
@@ -53,6 +56,16 @@ KV_LENGTH = "kv_length"
 FEATURE, HIDDEN, STATE = "feature", "hidden", "state"
 """What a target leaves at each position for its head, what a head reads beside each token, and what
 it goes on from where the target's is not known; all fp32."""
+
+
+ENCODER, CROSS = "encoder", "cross"
+"""Plans that condition the decoder of an encoder-decoder; they lie beside its own."""
+
+SOURCE_LENGTH, LENGTH = "source_length", "length"
+"""What tells a decoder how long the source of each row is, and cross projections that of one."""
+
+FEATURES = "input_features"
+"""What an encoder of speech reads."""
 
 
 class PassShape(NamedTuple):
@@ -137,6 +150,25 @@ def writes_weight(name: str) -> bool:
 
 
 @dataclass(frozen=True)
+class SourceShape:
+    """The sizes of what a decoder attends to besides its text."""
+
+    positions: Annotated[int, Interval(1, 10**7)]
+    """Of the longest source."""
+    width: Annotated[int, Interval(1, 10**6)]
+    """Of a hidden state."""
+    heads: Annotated[int, Interval(1, 10**6)]
+    """Of cross keys and values."""
+    head_dim: Annotated[int, Interval(1, 10**6)]
+    vocabulary: Annotated[int, Interval(0, 10**8)] = 0
+    """Token ids that a source is of; 0 where it is features."""
+    features: Annotated[int, Interval(0, 10**4)] = 0
+    """Channels of a source of features."""
+    frames: Annotated[int, Interval(0, 10**6)] = 0
+    """Of a source of features: how many it has, always."""
+
+
+@dataclass(frozen=True)
 class BuildSetting:
     """One of the builder's settings that a recipe gave."""
 
@@ -170,6 +202,10 @@ class EngineRecord:
     """Width of the output `feature`, which a target leaves for its head; 0 without one."""
     hidden: Annotated[int, Interval(0, 10**6)] = 0
     """Width of a head's input `hidden` and of its output `state`; 0 for what is no head."""
+    part: str = ""
+    """`encoder` or `cross` of a plan that conditions a decoder; empty for a model's own."""
+    source: SourceShape | None = None
+    """Of the plans of an encoder-decoder."""
     plan_bytes: int = 0
     sha256: str = ""
     """Of the plan."""
@@ -268,6 +304,10 @@ def _problems(record: EngineRecord) -> Iterator[str]:
     """Yield what does not fit together between fields that are fine by themselves."""
     if not record.profiles:
         yield "profiles is empty; expected at least one"
+    if record.part not in ("", ENCODER, CROSS):
+        yield f"part is {short(record.part)}; expected {ENCODER} or {CROSS}, or nothing"
+    if record.part and record.source is None:
+        yield f"part is {record.part}, and source is missing; expected its sizes"
     for profile in record.profiles:
         for name in ("width", "rows", "kv_length"):
             sizes: Range | None = getattr(profile, name)
@@ -359,6 +399,12 @@ def summary(record: EngineRecord) -> Iterator[tuple[str, str]]:
         )
     if record.capabilities:
         yield "compute capabilities", ", ".join(record.capabilities)
+    if record.source is not None:
+        one = record.source
+        yield (
+            "source",
+            f"up to {one.positions} positions, {one.heads} cross heads of {one.head_dim}",
+        )
     if record.feature:
         yield "features", f"{record.feature} fp32 numbers at each position, for a head"
     if record.hidden:

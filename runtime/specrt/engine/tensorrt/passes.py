@@ -23,9 +23,13 @@ from specrt.engine.tensorrt.device import (
     aligned,
 )
 from specrt.engine.tensorrt.engine_record import (
+    ENCODER,
     FEATURE,
+    FEATURES,
     HIDDEN,
     KV_LENGTH,
+    LENGTH,
+    SOURCE_LENGTH,
     STATE,
     EngineRecord,
     PassShape,
@@ -47,6 +51,11 @@ def cache_names(geometry: Geometry) -> list[str]:
     return [f"{kind}.{i}" for i in range(geometry.layers) for kind in ("key", "value")]
 
 
+def cross_names(geometry: Geometry) -> list[str]:
+    """Return the names of cross keys and values, of a decoder inputs."""
+    return [f"cross_{name}" for name in cache_names(geometry)]
+
+
 def state_widths(record: EngineRecord) -> dict[str, int]:
     """Return the tensors that only a target with a head has, or only a head, and their widths.
 
@@ -60,6 +69,8 @@ def expected(
     record: EngineRecord, geometry: Geometry, batch: int, max_length: int
 ) -> dict[str, Tensor]:
     """Return the tensors that a plan of this record must have."""
+    if record.part:
+        return _expected_of_part(record, geometry)
     rows = (batch, ANY)
     tensors = {
         "input_ids": Tensor(rows, "int64", True),
@@ -81,7 +92,32 @@ def expected(
     for name in cache_names(geometry):
         tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
         tensors[f"present_{name}"] = Tensor(shape, KV_TYPES[record.compute], False)
+    if record.source is not None:
+        one = record.source
+        shape = (batch, one.heads, one.positions, one.head_dim)
+        tensors[SOURCE_LENGTH] = Tensor((batch,), "int64", True)
+        for name in cross_names(geometry):
+            tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
     return tensors
+
+
+def _expected_of_part(record: EngineRecord, geometry: Geometry) -> dict[str, Tensor]:
+    """Return the tensors of an encoder, or of cross projections."""
+    source = record.source
+    assert source is not None, "the record of a part has the sizes of its source"
+    if record.part == ENCODER:
+        length = source.positions if source.features else ANY
+        given = {"input_ids": Tensor((1, ANY), "int64", True)}
+        if source.features:
+            given = {FEATURES: Tensor((1, source.features, source.frames), "float32", True)}
+        return {**given, HIDDEN: Tensor((1, length, source.width), "float32", False)}
+    shape = (1, source.heads, source.positions, source.head_dim)
+    made = {n: Tensor(shape, KV_TYPES[record.compute], False) for n in cross_names(geometry)}
+    return {
+        HIDDEN: Tensor((1, source.positions, source.width), "float32", True),
+        LENGTH: Tensor((1,), "int64", True),
+        **made,
+    }
 
 
 def check_plan(
@@ -104,7 +140,7 @@ def check_plan(
     unknown = sorted(plan.tensors.keys() - wanted.keys())
     if unknown:
         raise _mismatch(f"has a tensor {unknown[0]}", "that there is none")
-    if record.form == NATIVE:
+    if record.form == NATIVE and not record.part:
         _check_aliases(plan, geometry)
 
 
@@ -150,6 +186,8 @@ class Caches:
     ) -> None:
         shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
         each = aligned(prod(shape) * ITEM_BYTES[KV_TYPES[record.compute]])
+        self._row_bytes = prod(shape[1:]) * ITEM_BYTES[KV_TYPES[record.compute]]
+        self._device = memory.device
         names = cache_names(geometry)
         self.sets = kv_sets(record.form)
         self.parity = 0
@@ -166,9 +204,59 @@ class Caches:
             context.set_address(name, place)
             context.set_address(f"present_{name}", written[name])
 
+    def copy_row(self, source: int, to: int) -> None:
+        """Copy a row of what the next pass reads to another; wait for `CudaDevice.wait`."""
+        size = self._row_bytes
+        for place in self._places[self.parity].values():
+            self._device.copy(place + to * size, place + source * size, size)
+
     def swap(self) -> None:
         """Note that a pass has written the other set."""
         self.parity = (self.parity + 1) % self.sets
+
+
+class SourceBuffer:
+    """What passes of a decoder read of the sources of its rows.
+
+    Shapes: cross keys and values of each layer [batch, heads, positions, head_dim], in the type of
+        KV buffers; lengths [batch] int64, 0 of a row without a source.
+    """
+
+    def __init__(
+        self, memory: Memory, record: EngineRecord, geometry: Geometry, batch: int
+    ) -> None:
+        source = record.source
+        assert source is not None, "only a decoder of sources has such a buffer"
+        item = ITEM_BYTES[KV_TYPES[record.compute]]
+        self.row_bytes = prod((source.heads, source.positions, source.head_dim)) * item
+        names, each = cross_names(geometry), aligned(batch * self.row_bytes)
+        at = memory.take(each * len(names), "cross keys and values")
+        self._places = {name: at + number * each for number, name in enumerate(names)}
+        layout = Layout([Field(SOURCE_LENGTH, np.int64, (batch,))])
+        self._staged = memory.stage(layout.size, "lengths of sources")
+        self.lengths: Tokens = layout.view(self._staged, SOURCE_LENGTH)
+        self._device = memory.device
+
+    def addresses(self) -> dict[str, int]:
+        """Return where passes find all of it."""
+        return {**self._places, SOURCE_LENGTH: self._staged.address}
+
+    def keep(self, row: int, made: Mapping[str, int], length: int) -> None:
+        """Copy the cross keys and values of a source to its row; wait for `CudaDevice.wait`."""
+        for name, place in self._places.items():
+            self._device.copy(place + row * self.row_bytes, made[name], self.row_bytes)
+        self._tell(row, length)
+
+    def copy_row(self, source: int, to: int) -> None:
+        """Copy the source of a row to another row; wait for `CudaDevice.wait`."""
+        size = self.row_bytes
+        for place in self._places.values():
+            self._device.copy(place + to * size, place + source * size, size)
+        self._tell(to, int(self.lengths[source]))
+
+    def _tell(self, row: int, length: int) -> None:
+        self.lengths[row] = length
+        self._staged.send()
 
 
 @dataclass(frozen=True)
@@ -186,6 +274,8 @@ class Model:
     """Where all contexts have their working memory: they run one after the other."""
     kv_length: int = 0
     """Where the input of that name lies, which is never read; 0 where there is none."""
+    sources: SourceBuffer | None = None
+    """Of an encoder-decoder."""
 
     @property
     def scored(self) -> int:
@@ -202,6 +292,9 @@ class Model:
             context.set_address(name, address)
         if self.kv_length:
             context.set_address(KV_LENGTH, self.kv_length)
+        if self.sources is not None:
+            for name, address in self.sources.addresses().items():
+                context.set_address(name, address)
         self.caches.bind(context, parity)
         return context
 

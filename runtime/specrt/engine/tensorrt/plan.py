@@ -28,8 +28,8 @@ class Tensor:
     is_input: bool
 
 
-GRAPH = "engine.onnx"
-"""Beside a stripped plan: the graph, whose weights lie beside it in turn."""
+GRAPH = ".onnx"
+"""Ends the name of the graph beside a stripped plan, whose weights lie beside it in turn."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def supply(
     """
     if wants.stripped:
         files = hold_folder(path.parent) if files is None else files
-        graph = path.with_name(GRAPH)
-        if GRAPH not in files:
+        graph = path.with_suffix(GRAPH)
+        if graph.name not in files:
             raise EngineError(
                 f"{graph} is missing, and the plan beside it holds no weights, or the manifest "
                 "does not list it: build the bundle again"
             )
-        read = {GRAPH, *files_of(graph, files)}
+        read = {graph.name, *files_of(graph, files)}
         _refit(engine, graph, library)
         for name in read:
             files[name].require_same()
