@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,14 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def nightly_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Return the values of parameters, all but those kept for every run marked `nightly`."""
+    often, nightly = list(kept), pytest.mark.nightly
+    return [
+        one
+        if one in often
+        else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=nightly)
+        for one in values
+    ]

@@ -269,9 +269,10 @@ def test_log_probabilities_are_those_of_one_pass_at_every_gamma(
         check(done.logprobs, text, len(prompt), rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("recipe", "drafter"),
-    [("head", "model"), pytest.param("aligned", "cascade", marks=pytest.mark.nightly)],
+    [("head", "model"), ("aligned", "cascade")],
 )
 def test_trained_drafts_pass_verify(
     engines: Path, code_prompts: Path, tmp_path: Path, recipe: str, drafter: str

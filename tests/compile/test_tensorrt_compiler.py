@@ -138,6 +138,7 @@ def repeated(compiled: Compiled) -> int:
     )
 
 
+@pytest.mark.nightly
 def test_attention_of_wide_passes_as_a_recipe_asks(
     source: Source, library: Library, tmp_path: Path
 ) -> None:

@@ -186,6 +186,7 @@ def trim(folder: Path, entries: NDArray[np.int32]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.nightly
 def test_a_trimmed_draft_model_drafts_what_it_drafts_in_python(
     native: Library, codelet: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tokenizers import decoders, models
 
 import specrt
 from cpp.conftest import Library, onnxruntime_library
+from shared import nightly_but
 from specrt.bundle import hash_file
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -299,14 +300,14 @@ def test_what_python_generates_is_generated(
         check(found, made)
 
 
+SEVERAL = {
+    "int8": {"target": "int8", "draft": "fp16", "batch": 1, "length": 96},
+    "int4, 4 rows": {"target": "int4", "draft": "int8", "batch": 4, "length": 96},
+}
+
+
 @pytest.mark.parametrize(
-    "small",
-    [
-        {"target": "int8", "draft": "fp16", "batch": 1, "length": 96},
-        {"target": "int4", "draft": "int8", "batch": 4, "length": 96},
-    ],
-    indirect=True,
-    ids=["int8", "int4, 4 rows"],
+    "small", nightly_but([SEVERAL["int4, 4 rows"]], SEVERAL.values()), ids=SEVERAL, indirect=True
 )
 def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
     native: Library, small: Path, prompts: list[str], tmp_path: Path

@@ -134,6 +134,7 @@ def graph_scales(folder: Path) -> dict[int, list[Any]]:
     return found
 
 
+@pytest.mark.nightly
 def test_every_scale_of_a_plan_is_positive_whatever_the_recipe_says(
     read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

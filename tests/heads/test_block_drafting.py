@@ -16,6 +16,7 @@ import specrt
 from heads.blocks import BLOCK, save_block_head
 from heads.conftest import RECIPE, VOCABULARY
 from heads.test_head_drafting import PROMPTS, SETTINGS, agreement, run
+from shared import nightly_but
 from specrt.engine.backends import BACKENDS
 from specrt.engine.ort_block import BLOCK as BLOCK_FACTS
 from specrt.engine.ort_block import read_block
@@ -40,7 +41,7 @@ FORMS = ("speculators", "dspark", "markov")
 """A head that scores some entries, one with a confidence head, and one with a Markov head, too."""
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=nightly_but(["dspark"], FORMS))
 def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -21,6 +21,7 @@ from heads.blocks import (
     save_block_head,
 )
 from heads.conftest import INPUTS, RECIPE, VOCABULARY, WIDTH
+from shared import nightly_but
 from specrt.errors import CheckpointError, ExportError, SpecrtError
 from specrt_export.builder import build
 from specrt_export.check.block_equivalence import check_block_head, run_block
@@ -128,13 +129,16 @@ WINDOWED = {
 }  # fmt: skip
 
 
+MASKS: list[tuple[dict[str, Any], tuple[bool, bool]]] = [
+    ({}, (True, False)),
+    ({"sliding_window_non_causal": True}, (False, False)),
+    ({"is_causal": True}, (True, True)),
+]
+
+
 @pytest.mark.parametrize(
     ("more", "causal"),
-    [
-        ({}, (True, False)),
-        ({"sliding_window_non_causal": True}, (False, False)),
-        ({"is_causal": True}, (True, True)),
-    ],
+    nightly_but(MASKS[:1], MASKS),
     ids=["windows are causal", "no layer is", "all layers are"],
 )
 def test_windows_and_masks_are_as_the_checkpoint_says(

@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 import specrt
 from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
 from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
-from shared import locked, shared_folder
+from shared import locked, nightly_but, shared_folder
 from specrt.bundle import Bundle
 from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.protocol import Feed
@@ -167,7 +167,12 @@ def engines(generator: Generator) -> tuple[TensorRtEngine, TensorRtHead]:
 
 
 FORMS = pytest.mark.parametrize(
-    ("version", "batch"), [("", 1), ("", 2), ("10.3", 2)], ids=["native", "rows", "decomposed"]
+    ("version", "batch"),
+    [
+        pytest.param("", 1, id="native", marks=pytest.mark.nightly),
+        pytest.param("", 2, id="rows"),
+        pytest.param("10.3", 2, id="decomposed", marks=pytest.mark.nightly),
+    ],
 )
 
 
@@ -454,8 +459,8 @@ def mild(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_head(tmp_path_factory.mktemp("mild") / "mild", weights=weights)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
-@pytest.mark.parametrize("kind", ["head", "trimmed"])
+@pytest.mark.parametrize("precision", nightly_but(["int8"], ["fp16", "int8", "int4"]))
+@pytest.mark.parametrize("kind", nightly_but(["head"], ["head", "trimmed"]))
 def test_plans_are_built_in_every_precision(
     built: Built, trimmed: Path, mild: Path, kind: str, precision: str
 ) -> None:

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 from lower.lowering import NEW, OLD, Lowering, lowered
+from shared import nightly_but
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.lint import lint
@@ -44,7 +45,7 @@ def test_reduced_precision_stays_near(
 
 
 @needs_reference
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int4"])
+@pytest.mark.parametrize("precision", nightly_but(["fp32"], ["fp32", "fp16", "int4"]))
 @pytest.mark.parametrize(
     ("how", "rewritten"),
     [

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from portable.zoo import Exported, architectures
+from shared import nightly_but
 from specrt.errors import BuildError
 from specrt_export.portable import segments
 from specrt_export.portable.external_data import map_weights, widen
@@ -59,7 +60,7 @@ def rounded(
     return restored.T, scales.T
 
 
-@pytest.mark.parametrize("size", [96, 1280])
+@pytest.mark.parametrize("size", nightly_but([96], [96, 1280]))
 def test_the_factor_is_that_of_the_damped_moments(size: int) -> None:
     inputs = correlated(3 * size, size)
     inputs[:, 5] = 0

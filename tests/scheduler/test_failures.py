@@ -26,6 +26,7 @@ from scheduler.support import (
     rows,
     shared_prompt,
 )
+from shared import nightly_but
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -268,7 +269,7 @@ def interrupted_at(call: int) -> Iterator[None]:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", nightly_but([2], [1, 2]))
 def test_an_interruption_anywhere_leaves_a_scheduler_that_works(
     tokenizer: Tokenizer, batch: int
 ) -> None:
