@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,19 @@ def load_model(folder: Path, tokenizer: Path, device: str) -> LlamaForCausalLM:
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Path, folder: Path) -> None:
-    """Write a Hugging Face checkpoint in bfloat16 aside, then put it in place of `folder`."""
+    """Write a Hugging Face checkpoint in bfloat16."""
+    length = model.config.max_position_embeddings
+    save_checkpoint(
+        model, tokenizer, folder,
+        bos_token=END, eos_token=END, pad_token=END, model_max_length=length,
+    )  # fmt: skip
+
+
+def save_checkpoint(model: Any, tokenizer: Path, folder: Path, **settings: Any) -> None:
+    """Write a model in bfloat16 and its tokenizer, with those settings, in place of `folder`.
+
+    Both are written aside first: a killed run leaves what was there.
+    """
     aside, old = folder.with_name(f"{folder.name}.tmp"), folder.with_name(f"{folder.name}.old")
     for path in (aside, old):
         shutil.rmtree(path, ignore_errors=True)
@@ -72,11 +85,7 @@ def save_model(model: LlamaForCausalLM, tokenizer: Path, folder: Path) -> None:
     nn.Module.to(rounded, torch.bfloat16)
     rounded.save_pretrained(aside)
     PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_file=str(tokenizer),
-        bos_token=END,
-        eos_token=END,
-        pad_token=END,
-        model_max_length=model.config.max_position_embeddings,
+        tokenizer_file=str(tokenizer), **settings
     ).save_pretrained(aside)
     if folder.exists():
         folder.rename(old)

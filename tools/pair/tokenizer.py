@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from pair.errors import BadInputError
 END = "<|endoftext|>"  # token 0, after every file
 
 
-def new_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
-    """Return a byte-level BPE tokenizer of those texts: single digits, END is token 0."""
+def new_tokenizer(
+    texts: Iterable[str], vocabulary: int, special: Sequence[str] = (END,)
+) -> Tokenizer:
+    """Return a byte-level BPE tokenizer of those texts: single digits, special tokens first."""
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     rest = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -22,7 +25,7 @@ def new_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[END],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

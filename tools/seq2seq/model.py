@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from pair.errors import BadInputError
+from pair.model import save_checkpoint
 from seq2seq.tokenizer import END, PAD, SPECIAL
 
 HEAD = 64  # width of an attention head
@@ -81,21 +80,9 @@ def load_model(folder: Path) -> T5ForConditionalGeneration:
 
 
 def save_model(model: T5ForConditionalGeneration, tokenizer: Path, folder: Path) -> None:
-    """Write a Hugging Face checkpoint in bfloat16 aside, then put it in place of `folder`."""
-    aside, old = folder.with_name(f"{folder.name}.tmp"), folder.with_name(f"{folder.name}.old")
-    for path in (aside, old):
-        shutil.rmtree(path, ignore_errors=True)
-    rounded = copy.deepcopy(model)
-    nn.Module.to(rounded, torch.bfloat16)
-    rounded.generation_config = GenerationConfig.from_model_config(model.config)
-    rounded.save_pretrained(aside)
-    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_file=str(tokenizer), eos_token=END, pad_token=PAD, model_max_length=LENGTH
-    ).save_pretrained(aside)
-    if folder.exists():
-        folder.rename(old)
-    aside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    """Write a Hugging Face checkpoint in bfloat16."""
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    save_checkpoint(model, tokenizer, folder, eos_token=END, pad_token=PAD, model_max_length=LENGTH)
 
 
 def encode(model: T5ForConditionalGeneration, sources: Tensor) -> Tensor:
