@@ -47,8 +47,8 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A row: its name, and what writes a text for a source."""
+class Candidate:
+    """What writes a text for a source, and its name."""
 
     name: str
     write: Callable[[str], Written]
@@ -94,13 +94,13 @@ def written(done: Completion, gamma: Gamma) -> Written:
     return Written(list(done.token_ids), done.text, rate)
 
 
-def contenders(
+def candidates(
     generator: Generator,
     other: Assisted,
     drafters: Sequence[str],
     gammas: Sequence[Gamma],
     most: int,
-) -> Iterator[Contender]:
+) -> Iterator[Candidate]:
     """Yield all rows, the plain one first."""
     params = SamplingParams(max_tokens=most, temperature=0.0)
 
@@ -115,18 +115,18 @@ def contenders(
     def others(gamma: Gamma | None) -> Callable[[str], Written]:
         return lambda source: other.write(source, gamma)
 
-    yield Contender(PLAIN, own(None, 0))
+    yield Candidate(PLAIN, own(None, 0))
     for drafter in drafters:
         for gamma in gammas:
-            yield Contender(f"{drafter}, gamma {gamma}", own(drafter, gamma))
-    yield Contender("transformers", others(None))
+            yield Candidate(f"{drafter}, gamma {gamma}", own(drafter, gamma))
+    yield Candidate("transformers", others(None))
     for gamma in ASSISTED_GAMMAS:
-        yield Contender(f"{ASSISTED}, gamma {gamma}", others(gamma))
+        yield Candidate(f"{ASSISTED}, gamma {gamma}", others(gamma))
 
 
 @dataclass
-class Row:
-    """What a contender did: seconds of each repeat, and the texts of the last."""
+class Measurement:
+    """What a candidate did: seconds of each repeat, and the texts of the last."""
 
     name: str
     seconds: list[float]
@@ -137,15 +137,15 @@ class Row:
         """Tokens of all texts."""
         return sum(len(one.tokens) for one in self.texts)
 
-    def over(self, other: Row) -> list[float]:
+    def over(self, other: Measurement) -> list[float]:
         """Return how many times as many tokens a second as another row, in each repeat."""
         pairs = zip(self.seconds, other.seconds, strict=True)
         return [self.tokens / own / (other.tokens / its) for own, its in pairs]
 
 
-def measure(rows: Sequence[Contender], sources: Sequence[str], repeats: int) -> list[Row]:
-    """Let every contender write all texts in every repeat, the order turned by one each time."""
-    measured = [Row(one.name, [], []) for one in rows]
+def measure(rows: Sequence[Candidate], sources: Sequence[str], repeats: int) -> list[Measurement]:
+    """Let every candidate write all texts in every repeat, the order turned by one each time."""
+    measured = [Measurement(one.name, [], []) for one in rows]
     for one in rows:
         one.write(sources[0])
     for repeat in range(repeats):
@@ -158,7 +158,7 @@ def measure(rows: Sequence[Contender], sources: Sequence[str], repeats: int) -> 
     return measured
 
 
-def table(rows: Sequence[Row], prompts: Sequence[PromptRecord]) -> str:
+def table(rows: Sequence[Measurement], prompts: Sequence[PromptRecord]) -> str:
     """Return all rows in Markdown, ratios to plain decoding and to the faster assisted row."""
     plain = rows[0]
     assisted = min(
@@ -247,7 +247,7 @@ def main() -> None:
             return
         prompts = list(islice(prompts, given.limit))
         rows = list(
-            contenders(generator, other, given.drafters.split(","), gammas, given.max_tokens)
+            candidates(generator, other, given.drafters.split(","), gammas, given.max_tokens)
         )
         print(table(measure(rows, [p.text for p in prompts], given.repeats), prompts))
 

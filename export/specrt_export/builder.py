@@ -450,8 +450,7 @@ class ModelBuilder:
                 target = self.target.original
                 encoder = SourceRun.beside(target.graph, target.weights)
                 gate = gate.encoded(encoder)
-                states = [encoder.hidden([source])[0][0] for source in text.sources]
-                text = replace(text, sources=states)
+                text = replace(text, sources=encoder.states(text.sources))
             recipe = _searched(self.recipe) if is_head else self.recipe
             measured = ModelTrials(
                 recipe, role, compiler, gate, text, original, scratch, progress

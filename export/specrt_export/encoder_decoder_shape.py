@@ -99,7 +99,7 @@ class EncoderDecoderShape:
     trained_length: int
     tied: bool
     """Whether the decoder's embedding and head are one table."""
-    shared: bool
+    shared_embedding: bool
     """Whether the encoder's embedding is the decoder's."""
     gate: str
     """The kind of a gated feed-forward layer; empty of one without a gate."""
@@ -156,7 +156,7 @@ class EncoderDecoderShape:
             # transformers says the second of T5 1.1, and that it ties what it holds twice.
             tied=bool(config.get("tie_word_embeddings", True))
             and bool(config.get("scale_decoder_outputs", True)),
-            shared=bool(config.get("share_encoder_decoder_embeddings", True)),
+            shared_embedding=bool(config.get("share_encoder_decoder_embeddings", True)),
             gate=gate if gate.startswith("gated") else "",
             buckets=number("relative_attention_num_buckets", 32) if relative else 0,
             half=is_half(config),
@@ -203,7 +203,7 @@ class EncoderDecoderShape:
         total += sum(sum(shape.vectors) for shape in shapes)
         table = self.decoder.vocab_size * self.width
         total += table + table * (not self.tied)
-        if encodes and not self.shared:
+        if encodes and not self.shared_embedding:
             total += self.encoder.vocab_size * self.width
         stacks = [self.decoder] + [self.encoder] * encodes
         if self._family.positions == "learned":

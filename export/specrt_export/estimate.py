@@ -213,7 +213,7 @@ def shape_of(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoder
     """
     if config.get("model_type") in FAMILIES:
         return EncoderDecoderShape.from_config(config, where)
-    return ModelShape.from_config(config, where)
+    return ModelShape.from_config(config, where, others=tuple(FAMILIES))
 
 
 def _source_positions(recipe: Recipe, role: str, shape: ModelShape | EncoderDecoderShape) -> int:
@@ -221,20 +221,11 @@ def _source_positions(recipe: Recipe, role: str, shape: ModelShape | EncoderDeco
 
     Raises: BuildError, RecipeError.
     """
-    name = recipe.sources[role].checkpoint
+    name, reads = recipe.sources[role].checkpoint, isinstance(shape, EncoderDecoderShape)
+    if problem := recipe.source_problem(role, name, reads=reads):
+        raise RecipeError(f"{recipe.path}: {problem}")
     if isinstance(shape, ModelShape):
-        if recipe.engine.max_source:
-            raise RecipeError(
-                f"{recipe.path}: engine.max_source is {recipe.engine.max_source}, and {name} reads "
-                "no source; remove it"
-            )
         return 0
-    if not recipe.spec_of(role).encoder_decoders:
-        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
-        raise RecipeError(
-            f"{recipe.path}: {name} is an encoder-decoder, and {recipe.backend_of(role)} builds "
-            f"none yet; build it for {' or '.join(able)}"
-        )
     return recipe.engine.source_positions(shape.trained_source, features=shape.features > 0)
 
 

@@ -44,9 +44,9 @@ from specrt_export.portable.graph import (
     source_of,
 )
 from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import USUAL_SOURCE, ModelSource
+from specrt_export.recipe_tables import ModelSource
 from specrt_export.scored_entries import SIZE, model_entries
-from specrt_export.task import SPEECH, TEXT_GENERATION, ModelTask, task_of
+from specrt_export.task import SPEECH, TEXT_GENERATION, UNBOUNDED, ModelTask, task_of
 
 UNUSED = re.compile(
     r"""
@@ -374,10 +374,13 @@ def calibration_path(recipe: Recipe) -> Path:
 
 
 def most_source(recipe: Recipe, checkpoint: Checkpoint) -> int:
-    """Return the positions of the longest source of text that an engine will read."""
+    """Return the positions of the longest source of text that an engine will read.
+
+    Raises: BuildError for more than the encoder was trained for.
+    """
     trained = checkpoint.config.get("max_position_embeddings")
-    usual = min(USUAL_SOURCE, trained) if isinstance(trained, int) else USUAL_SOURCE
-    return recipe.engine.max_source or usual
+    most = trained if isinstance(trained, int) else UNBOUNDED
+    return recipe.engine.source_positions(most, features=False)
 
 
 def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
@@ -426,23 +429,16 @@ def _check_tasks(recipe: Recipe, inputs: list[ModelInputs]) -> None:
     """
     tasks = {model.role: model_task(model) for model in inputs}
     target = tasks["target"]
-    most = recipe.engine.max_source
     refused = {
-        f"engine.max_source is {most}, and {inputs[0].checkpoint.origin} reads no source; remove "
-        "it": most and not target.conditioned,
         f"{inputs[0].checkpoint.origin} has no encoder; name a whole model as the target, and this "
         "in [draft]": target.conditioned and not target.encodes,
         f"the target is for {target.name}, and the draft for {tasks[inputs[-1].role].name}; choose "
         "a draft of the same kind": len({task.name for task in tasks.values()}) > 1,
     }  # fmt: skip
-    for model in inputs if target.conditioned else ():
-        role, name = model.role, model.checkpoint.origin
-        backend = recipe.backend_of(role)
-        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
-        refused |= {
-            f"{name} is an encoder-decoder, and {backend} builds none yet; build it for "
-            f"{' or '.join(able)}": not recipe.spec_of(role).encoder_decoders,
-        }  # fmt: skip
+    for model in inputs:
+        role, name = model.role, str(model.checkpoint.origin)
+        problem = recipe.source_problem(role, name, reads=target.conditioned)
+        refused[problem] = bool(problem)
     for problem, found in refused.items():
         if found:
             raise BuildError(f"{recipe.path}: {problem}")

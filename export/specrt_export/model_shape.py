@@ -12,22 +12,6 @@ from specrt.errors import CheckpointError, did_you_mean
 from specrt_export.checkpoint import named_head, names_head
 from specrt_export.heads.eagle3_format import KIND
 
-ENCODER_DECODERS = (
-    "t5",
-    "umt5",
-    "mt5",
-    "bart",
-    "mbart",
-    "plbart",
-    "blenderbot",
-    "blenderbot-small",
-    "pegasus",
-    "m2m_100",
-    "marian",
-    "whisper",
-)
-"""Model types whose sizes `encoder_decoder_shape` knows."""
-
 DECODER = "engine"
 """What the engine of a decoder is called: its file, and its figures in JSON."""
 
@@ -135,10 +119,13 @@ class ModelShape:
     """The format of a head, which reads what its target leaves; empty of a model."""
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], where: Path) -> ModelShape:
+    def from_config(
+        cls, config: dict[str, Any], where: Path, *, others: tuple[str, ...] = ()
+    ) -> ModelShape:
         """Read the sizes off a config.json, or off its text part.
 
-        Raises: CheckpointError naming the model type or the key that is not known.
+        Raises: CheckpointError naming the key that is not known, or the model type and those that
+            are, and `others` that are read elsewhere.
         """
         config = {**config, **config["text_config"]} if "text_config" in config else config
         if names_head(config):
@@ -146,7 +133,7 @@ class ModelShape:
         kind = config.get("model_type")
         known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
         if known is None:
-            names = (*ARCHITECTURES, *ENCODER_DECODERS)
+            names = (*ARCHITECTURES, *others)
             raise CheckpointError(
                 f"{where}: model_type is {kind!r}; sizes are known of {', '.join(names)}"
                 f"{did_you_mean(str(kind), names)}; build the recipe to see what it takes"

@@ -82,6 +82,23 @@ class Recipe:
         """Return what a recipe may ask of a model's backend; of an unknown one anything."""
         return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
 
+    def source_problem(self, role: str, name: str, *, reads: bool) -> str:
+        """Return why no engine of a model `name` fits the recipe; empty where one does.
+
+        `reads` says whether it reads a source, as encoder-decoders do.
+        """
+        if not reads:
+            most = self.engine.max_source
+            found = f"engine.max_source is {most}, and {name} reads no source; remove it"
+            return found if most else ""
+        if self.spec_of(role).encoder_decoders:
+            return ""
+        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
+        return (
+            f"{name} is an encoder-decoder, and {self.backend_of(role)} builds none yet; build it "
+            f"for {' or '.join(able)}"
+        )
+
     def bound_of(self, role: str) -> BitBound | None:
         """Return what a model's bits must keep to, where they are chosen."""
         source = self.sources[role]

@@ -261,21 +261,23 @@ def test_settings_that_no_bundle_opens_with_are_refused_before_any_work(tmp_path
         build(recipe, tmp_path / "bundle")
 
 
-WRONG_PARTS: list[tuple[str, dict[str, Any], str]] = [
-    ("encoder", {"cross": "target/encoder.onnx"}, r"encoder.onnx takes \['input_ids'\].*together"),
-    ("encoder", {"encoder": "target/cross.onnx"}, r"cross.onnx takes \['hidden'\].*together"),
-    ("geometry", {"layers": 1, "windows": [0]}, "gives.*cross_key.2.*together"),
+WRONG_PARTS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("target", "encoder", {"cross": "target/encoder.onnx"}, r"takes \['input_ids'\].*together"),
+    ("target", "encoder", {"encoder": "target/cross.onnx"}, r"takes \['hidden'\].*together"),
+    ("target", "geometry", {"layers": 1, "windows": [0]}, "gives.*cross_key.2.*together"),
+    ("draft", "encoder", {"max_source": MAX_SOURCE + 1}, f"leaves up to {MAX_SOURCE} of width"),
+    ("draft", "encoder", {"width": 3}, f"of width 3, .* leaves up to {MAX_SOURCE} of width"),
 ]
 
 
-@pytest.mark.parametrize(("record", "values", "said"), WRONG_PARTS, ids=str)
+@pytest.mark.parametrize(("role", "record", "values", "said"), WRONG_PARTS, ids=str)
 def test_a_part_that_is_another_is_refused_when_it_is_opened(
-    built: Built, tmp_path: Path, record: str, values: dict[str, Any], said: str
+    built: Built, tmp_path: Path, role: str, record: str, values: dict[str, Any], said: str
 ) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(built("t5", "t5"), bundle)
     manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["target"][record] |= values
+    manifest[role][record] |= values
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(EngineError, match=said):
         specrt.load(bundle, threads=1)

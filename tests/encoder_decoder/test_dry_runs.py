@@ -17,7 +17,6 @@ from specrt.cli.inspect import memory
 from specrt.errors import SpecrtError
 from specrt_export.encoder_decoder_shape import FAMILIES, EncoderDecoderShape
 from specrt_export.estimate import estimate
-from specrt_export.model_shape import ENCODER_DECODERS
 from specrt_export.recipe import read_recipe
 
 pytestmark = pytest.mark.export
@@ -167,7 +166,3 @@ def test_parameters_are_those_of_transformers_models(name: str) -> None:
     if FAMILIES[kind].positions == "sinusoidal":
         computed -= sum(p.numel() for n, p in model.named_parameters() if "embed_positions" in n)
     assert shape.parameters == sum(p.numel() for p in model.parameters()) + computed
-
-
-def test_every_family_is_named() -> None:
-    assert sorted(FAMILIES) == sorted(ENCODER_DECODERS)

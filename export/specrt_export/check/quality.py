@@ -188,8 +188,7 @@ class QualityGate:
 
         They are those of the checkpoint, so that what is measured is the draft.
         """
-        states = [encoder.hidden([source])[0][0] for source in self.sources]
-        return replace(self, sources=states)
+        return replace(self, sources=encoder.states(self.sources))
 
     @property
     def max_width(self) -> int:

@@ -12,9 +12,7 @@ import numpy as np
 
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.protocol import Engine
-from specrt.errors import BuildError
 from specrt_export.portable.graph import SourceGeometry, parts_beside
-from specrt_export.recipe_tables import USUAL_SOURCE
 
 KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one number of the KV buffers, by what an engine computes in."""
@@ -85,25 +83,6 @@ def encoder_record(
         head_dim=source.head_dim, encoder=f"encoder.{suffix}" if "encoder" in parts else "",
         features=source.features, frames=source.frames,
     )  # fmt: skip
-
-
-def source_positions(source: SourceGeometry, asked: int) -> int:
-    """Return the positions of the longest source, given what a recipe asks for, 0 for nothing.
-
-    Raises: BuildError for more than the model has, or another number than features always have.
-    """
-    if asked and source.features and asked != source.max_source:
-        raise BuildError(
-            f"engine.max_source is {asked}, and a source of this model's features always has "
-            f"{source.max_source} positions; remove it"
-        )
-    if asked > source.max_source:
-        raise BuildError(
-            f"engine.max_source is {asked}, more than the {source.max_source} positions that the "
-            "encoder was trained for; lower it in the recipe"
-        )
-    most = source.max_source if source.features else min(USUAL_SOURCE, source.max_source)
-    return asked or most
 
 
 class Compiler(Protocol):

@@ -55,7 +55,6 @@ from specrt_export.compile.compiler import (
     MadeUpTarget,
     Progress,
     encoder_record,
-    source_positions,
 )
 from specrt_export.compile.network import CURRENT, check_options, profiles, source_profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan
@@ -161,7 +160,11 @@ class TensorRtCompiler:
         compute = compute_type(self.recipe.precisions[role].layers)
         check_length(geometry, options.max_length, source.weights)
         sources = source_of(portable)
-        positions = source_positions(sources, options.max_source) if sources is not None else 0
+        positions = 0
+        if sources is not None:
+            positions = options.source_positions(
+                sources.max_source, features=bool(sources.features)
+            )
         target = TensorRtTarget(
             geometry, options.max_length, options.batch, compute, form_of(self.parser),
             # What a draft of some entries finds likeliest is read from the scores, which are few.
@@ -465,10 +468,7 @@ class LoweredEngine:
 
 
 class LoweredEncoderDecoder(LoweredEngine):
-    """A lowered decoder whose rows are texts of sources, and what conditions it.
-
-    `hidden` are the hidden states [E, W] of each row's source.
-    """
+    """A lowered decoder whose rows are texts of sources, and what conditions it."""
 
     def __init__(
         self, record: EncoderRecord, path: Path, geometry: Geometry, *, batch: int,

@@ -335,8 +335,13 @@ _BY_ROW = (
     "cross_key", "cross_value",
 )  # fmt: skip
 
-CROSS = ("cross_key", "cross_value")
-"""What cross keys and values of a layer are called before its number."""
+CROSS_KEY, CROSS_VALUE = "cross_key", "cross_value"
+"""What values with the cross keys and values of a layer are called before its number."""
+
+
+def is_cross(name: str) -> bool:
+    """Tell whether a value is the cross keys or the cross values of a layer."""
+    return name.partition(".")[0] in (CROSS_KEY, CROSS_VALUE)
 
 
 def fix_shapes(
@@ -354,7 +359,7 @@ def fix_shapes(
                 dim.dim_value = size
         elif value.name.partition(".")[0] in _BY_ROW:
             dims[0].dim_value = batch
-            if max_source and value.name.partition(".")[0] in CROSS:
+            if max_source and is_cross(value.name):
                 dims[2].dim_value = max_source
 
 

@@ -14,7 +14,7 @@ from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lower.attention import Layer, Rotary, sees_ahead, tabulate
 from specrt_export.lower.cross_attention import (
-    CROSS,
+    CROSS_ATTENTION,
     LENGTHS,
     SLOTS,
     cross_shape,
@@ -190,8 +190,8 @@ def _in_turns(gate: LazyTensor | None, up: LazyTensor | None) -> LazyTensor | No
 
 
 _TOKEN_BY_TOKEN = {
-    PROJECTION, CROSS, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu",
-    "Gather",
+    PROJECTION, CROSS_ATTENTION, *SKIP, "Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu",
+    "Relu", "Gather",
 }  # fmt: skip
 
 

@@ -10,21 +10,19 @@ from numpy.typing import NDArray
 
 from specrt.errors import BuildError
 from specrt_export.lower.attention import hand_over, pack_heads
+from specrt_export.lower.canonical import CROSS_KEY, is_cross
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.projections import SPECRT
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.tiles import TILE, tile_count
 from specrt_export.lower.view import GraphView
 
-CROSS = "CrossAttention"
+CROSS_ATTENTION = "CrossAttention"
 """The kernels' operator."""
 
 SLOTS, LENGTHS = "slots", "source_lengths"
 """Inputs: the row of the KV buffers that each token belongs to [T], and the length of the source of
 each row [B]."""
-
-CROSS_KEY, CROSS_VALUE = "cross_key", "cross_value"
-"""What inputs with the cross keys and values of a layer are called before its number."""
 
 _SAMPLE, _SEEN = 16, 5
 """Positions of a source that its mask is computed for, and how many of them it has."""
@@ -52,7 +50,8 @@ def fuse_cross_attention(view: GraphView) -> int:
         query = shapes.dims(node.input[0])
         own = query[1] if query is not None and isinstance(query[1], int) else heads
         joined = view.add(
-            CROSS, [pack_heads(view, shapes, node.input[0]), *node.input[1:3], SLOTS, LENGTHS],
+            CROSS_ATTENTION,
+            [pack_heads(view, shapes, node.input[0]), *node.input[1:3], SLOTS, LENGTHS],
             domain=SPECRT, num_heads=own, kv_num_heads=heads, head_size=size,
             scale=attributes.get("scale", size**-0.5), softcap=attributes.get("softcap", 0.0),
         )  # fmt: skip
@@ -65,12 +64,11 @@ def fuse_cross_attention(view: GraphView) -> int:
 
 def cross_shape(value: onnx.ValueInfoProto, batch: int, max_source: int) -> list[int | str]:
     """Return the shape of cross keys or values as the kernels read them; empty of other values."""
-    kind = _kind(value.name)
-    if kind not in (CROSS_KEY, CROSS_VALUE):
+    if not is_cross(value.name):
         return []
     dims = value.type.tensor_type.shape.dim
     heads, size, groups = dims[1].dim_value, dims[3].dim_value, tile_count(max_source)
-    if kind == CROSS_KEY:
+    if _kind(value.name) == CROSS_KEY:
         return [batch, heads, groups, size, TILE]
     return [batch, heads, groups * TILE, tile_count(size) * TILE]
 
@@ -89,7 +87,7 @@ def _sizes(view: GraphView, name: str) -> tuple[int, int]:
 def _check_mask(view: GraphView, mask: str, heads: int, size: int) -> None:
     """Hold a mask to what the operator does: every token sees the whole source, and no more."""
     cross = np.zeros((1, heads, _SAMPLE, size), np.float32)
-    names = [i.name for i in view.graph.input if _kind(i.name) in (CROSS_KEY, CROSS_VALUE)]
+    names = [i.name for i in view.graph.input if is_cross(i.name)]
     feeds: dict[str, NDArray[Any]] = {
         "source_length": np.array([_SEEN], np.int64), "input_ids": np.zeros((1, 3), np.int64),
         "start": np.zeros(1, np.int64), **dict.fromkeys(names, cross),

@@ -72,7 +72,7 @@ def _attend(view: GraphView) -> tuple[int, int]:
     """
     layers = view.nodes("Attention")
     shapes = Shapes(view)
-    adding: dict[str, bool] = {}
+    adding = adding_masks(view)
     for node in layers:
         query, key = shapes.dims(node.input[0]), shapes.dims(node.input[1])
         heads, size = (query[1], query[3]) if query and len(query) == 4 else (0, 0)
@@ -82,11 +82,9 @@ def _attend(view: GraphView) -> tuple[int, int]:
         if key[1] != heads or attributes.get("softcap", 0.0) or attributes.get("is_causal", 0):
             raise _unknown("its attention shares keys, is capped or looks back only")
         mask = node.input[3] if len(node.input) > 3 else ""
-        if mask and mask not in adding:
-            adding[mask] = adds(view, mask)
         inputs = [pack_heads(view, shapes, name) for name in node.input[:3]]
         joined = view.add(
-            "MultiHeadAttention", [*inputs, *(["", "", mask] if mask and adding[mask] else [])],
+            "MultiHeadAttention", [*inputs, *(["", "", mask] if mask in adding else [])],
             domain=MICROSOFT, num_heads=heads, scale=attributes.get("scale", size**-0.5),
         )  # fmt: skip
         hand_over(view, shapes, heads, node.output[0], joined)
@@ -96,10 +94,11 @@ def _attend(view: GraphView) -> tuple[int, int]:
     return len(layers), len(layers)
 
 
-def adds(view: GraphView, mask: str) -> bool:
-    """Tell whether a mask adds anything to a source that has no padding."""
-    (found,) = evaluate(view, [mask], {"input_ids": np.zeros((1, _SAMPLE), np.int64)})
-    return bool(found.any())
+def adding_masks(view: GraphView) -> set[str]:
+    """Return the masks that add anything to the scores of a source that has no padding."""
+    masks = {node.input[3] for node in view.nodes("Attention") if len(node.input) > 3} - {""}
+    sample = {"input_ids": np.zeros((1, _SAMPLE), np.int64)}
+    return {mask for mask in masks if evaluate(view, [mask], sample)[0].any()}
 
 
 def _unknown(what: str) -> BuildError:

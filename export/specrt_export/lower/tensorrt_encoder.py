@@ -17,13 +17,13 @@ from onnx import helper
 
 from specrt.engine.tensorrt.library import NATIVE
 from specrt_export.lower.canonical import (
-    CROSS,
     canonicalize,
     drop_reshapes,
     fix_reshapes,
     fix_shapes,
+    is_cross,
 )
-from specrt_export.lower.encoder_lowering import LENGTH, adds, drop_length
+from specrt_export.lower.encoder_lowering import LENGTH, adding_masks, drop_length
 from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.norm import write_out_norms
 from specrt_export.lower.projections import gated, join_siblings
@@ -80,12 +80,9 @@ def lower_tensorrt_encoder(
 
 def _drop_masks(view: GraphView) -> None:
     """Leave out masks that add nothing to a source without padding."""
-    adding: dict[str, bool] = {}
+    adding = adding_masks(view)
     for node in view.nodes("Attention"):
-        mask = node.input[3] if len(node.input) > 3 else ""
-        if mask and mask not in adding:
-            adding[mask] = adds(view, mask)
-        if mask and not adding[mask]:
+        if len(node.input) > 3 and node.input[3] not in adding:
             del node.input[3:]
     view.tidy()
 
@@ -100,7 +97,7 @@ def _clear_padding(view: GraphView, max_source: int) -> None:
     given = next(i for i in view.graph.input if i.name == HIDDEN)
     given.type.tensor_type.shape.dim[1].dim_value = max_source
     for value in view.graph.output:
-        assert value.name.partition(".")[0] in CROSS, "cross projections make no more"
+        assert is_cross(value.name), "cross projections make no more"
     place = view.add_constant("positions", np.arange(max_source)[:, None])
     zero = view.add_constant("nothing", np.array(0, np.float32))
     readers = list(view.readers(HIDDEN))

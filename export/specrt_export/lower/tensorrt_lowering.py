@@ -16,11 +16,11 @@ from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
 from specrt.errors import BuildError
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
 from specrt_export.lower.canonical import (
-    CROSS,
     canonicalize,
     drop_reshapes,
     fix_reshapes,
     fix_shapes,
+    is_cross,
 )
 from specrt_export.lower.half import TYPES, halve
 from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
@@ -436,7 +436,7 @@ def group_queries(view: GraphView, geometry: Geometry) -> int:
     """
     groups = geometry.heads // geometry.kv_heads
     nodes = view.nodes("Attention") if groups > 1 and geometry.kv_heads > 1 else []
-    nodes = [n for n in nodes if n.input[1].partition(".")[0] not in CROSS]
+    nodes = [n for n in nodes if not is_cross(n.input[1])]
     masks: dict[str, str] = {}
     for node in nodes:
         mask = node.input[3]

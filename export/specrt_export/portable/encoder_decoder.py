@@ -28,7 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
 from specrt_export.portable.graph import EXACT, OPTIONAL, PART, SOURCE, TASK, TIED, SourceGeometry
-from specrt_export.portable.hook import Buffers, Hook, Probe, Source, installed
+from specrt_export.portable.hook import Buffers, Hook, Probe, TracedSource, installed
 from specrt_export.portable.trace import (
     BATCH,
     LENGTH,
@@ -69,7 +69,7 @@ def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
         with no_init_weights():  # some would copy values into what has none
             model, buffers = build(folder, mode, task.factory)
         model.tie_weights()
-        loose = _Loose.of(model, mode, buffers)
+        untied = _UntiedWeights.of(model, mode, buffers)
         buffers |= _replace_biases(model, hook, mode)
         _replace_positions(model, hook)
         for module in model.modules():
@@ -87,18 +87,18 @@ def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
     exact = sorted(getattr(model, "_keep_in_fp32_modules", None) or ())
     parts = []
     for part, (graph, inputs, outputs) in graphs.items():
-        fill(graph, loose.names, buffers)
+        fill(graph, untied.names, buffers)
         facts = {TASK: task.name, SOURCE: json.dumps(source.to_json())}
-        facts |= loose.facts(graph) | ({PART: part} if part else {})
+        facts |= untied.facts(graph) | ({PART: part} if part else {})
         facts |= {EXACT: json.dumps(exact)} if exact else {}
-        one = Traced(graph, geometry, kind, inputs, outputs, facts, loose.optional)
+        one = Traced(graph, geometry, kind, inputs, outputs, facts, untied.optional)
         parts.append(one)
     return tuple(parts)
 
 
 @dataclass(frozen=True)
-class _Loose:
-    """The weights of a model, each by itself: what is tied is found when a checkpoint is there.
+class _UntiedWeights:
+    """The weights of a model, none of them tied: which are is found when a checkpoint is there.
 
     A config may say that a checkpoint ties what it holds twice, as those of T5 1.1 do.
     """
@@ -111,7 +111,7 @@ class _Loose:
     """Those that a checkpoint may not hold, and what they are then."""
 
     @classmethod
-    def of(cls, model: Any, mode: FakeTensorMode, buffers: dict[str, Tensor]) -> _Loose:
+    def of(cls, model: Any, mode: FakeTensorMode, buffers: dict[str, Tensor]) -> _UntiedWeights:
         optional = {}
         for path, module in model.named_modules():
             kept = module._buffers.keys() - module._non_persistent_buffers_set
@@ -300,7 +300,7 @@ class _Cache(EncoderDecoderCache):
         return 0
 
 
-def conditioned(own: Any, cross: Pairs) -> _Cache:
+def conditioned_cache(own: Any, cross: Pairs) -> _Cache:
     """Return a cache whose cross keys and values are there."""
     layers = [SimpleNamespace(keys=key, values=value) for key, value in cross]
     updated = dict.fromkeys(range(len(layers)), True)
@@ -337,7 +337,7 @@ def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGe
     layers, width = int(sizes.num_layers), int(sizes.hidden_size)
     probe, cross = Probe(layers, WIDTH), CrossProbe()
     positions = torch.arange(WIDTH).unsqueeze(0)
-    hook.begin(positions, Source(None, cross.keys))
+    hook.begin(positions, TracedSource(None, cross.keys))
     output = _run(model, torch.zeros_like(positions), torch.zeros(1, SOURCE_WIDTH, width),
                   _Cache(probe, cross, {}))  # fmt: skip
     kept = sorted(probe.shapes) == sorted(cross.pairs) == sorted(hook.windows)
@@ -412,11 +412,11 @@ class ConditionedDecoder(torch.nn.Module):
         """
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
         buffers, keys = Buffers(pairs, start), [key for key, _ in cross]
-        self.hook.begin(positions, Source(source_length, keys))
+        self.hook.begin(positions, TracedSource(source_length, keys))
         # Of the states that cross keys were made of, a model reads only how many they are.
         hidden = torch.zeros(input_ids.shape[0], keys[0].shape[2], 1)
         with rows_only(self.model, rows):
-            logits = _run(self.model, input_ids, hidden, conditioned(buffers, cross)).logits
+            logits = _run(self.model, input_ids, hidden, conditioned_cache(buffers, cross)).logits
         return logits, best_ids(self.model, logits, False), buffers.pairs
 
 
@@ -432,7 +432,7 @@ class CrossProjections(torch.nn.Module):
         """Return a pair [B, H, E, D] of each layer, of hidden states [B, E, W]."""
         tokens = torch.zeros(hidden.shape[0], 1, dtype=torch.int64)
         probe, cross = Probe(1, 1), CrossProbe()
-        self.hook.begin(tokens, Source(None, cross.keys))
+        self.hook.begin(tokens, TracedSource(None, cross.keys))
         _run(self.model, tokens, hidden, _Cache(probe, cross, {}))
         return [cross.pairs[layer] for layer in sorted(cross.pairs)]
 
@@ -447,7 +447,7 @@ class TextEncoder(torch.nn.Module):
 
     def forward(self, input_ids: Tensor, length: Tensor) -> Any:
         """Return the hidden states [B, E, W] of sources [B, E], padded beyond `length` [B]."""
-        self.hook.begin(None, Source(length))
+        self.hook.begin(None, TracedSource(length))
         return self.model.get_encoder()(input_ids=input_ids).last_hidden_state
 
 
@@ -461,7 +461,7 @@ class SpeechEncoder(torch.nn.Module):
 
     def forward(self, input_features: Tensor) -> Any:
         """Return the hidden states [B, E, W] of features [B, C, F]."""
-        self.hook.begin(None, Source(None))
+        self.hook.begin(None, TracedSource(None))
         return self.model.get_encoder()(input_features).last_hidden_state
 
 

@@ -377,6 +377,10 @@ class SourceRun:
         feed = {"input_ids": padded(sources), "length": lengths}
         return session.run(["hidden"], feed)[0], lengths
 
+    def states(self, sources: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
+        """Return the hidden states [E, W] of each source, read one by one."""
+        return [self.hidden([source])[0][0] for source in sources]
+
 
 def padded(sources: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return sources [E, ...] as one array, each with copies of its first position after it."""

@@ -91,7 +91,7 @@ class Buffers(_Empty):
 
 
 @dataclass(frozen=True)
-class Source:
+class TracedSource:
     """What a traced pass knows of the sources of its rows."""
 
     length: Tensor | None
@@ -109,7 +109,7 @@ class Hook:
         self.heads = 0
         """Query heads of the layers that attended."""
         self.positions: Tensor | None = None
-        self.source: Source | None = None
+        self.source: TracedSource | None = None
         self._masks: dict[int, Tensor] = {}
         self._seen: dict[int, Tensor] = {}
         self._rules: dict[int, Callable[..., Tensor]] = {}
@@ -118,7 +118,7 @@ class Hook:
         self.biases: list[Tensor] = []
         """The relative position biases of the pass, made for the positions of each row."""
 
-    def begin(self, positions: Tensor | None, source: Source | None = None) -> None:
+    def begin(self, positions: Tensor | None, source: TracedSource | None = None) -> None:
         """Start a forward pass whose tokens sit at `positions` [B, S], or one over a source."""
         self.positions = positions
         self.source = source

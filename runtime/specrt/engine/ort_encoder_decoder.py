@@ -21,11 +21,19 @@ from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.kernels import aligned_zeros
 from specrt.engine.ort import TILE, OrtEngine, RowScores, open_session
 from specrt.engine.protocol import CLOSED, Engine, Feed, Source
-from specrt.engine.sources import check_row, checked_features, checked_tokens, require_source
+from specrt.engine.sources import (
+    check_row,
+    check_shared_encoder,
+    checked_features,
+    checked_states,
+    checked_tokens,
+    no_target_source,
+    require_source,
+)
 from specrt.errors import EngineError, first_line, shortage
 from specrt.held_file import HeldFile
 
-NEEDS_KERNELS = "encoder-decoders run on specrt's CPU kernels alone"
+NEEDS_KERNELS = "on a CPU encoder-decoders run on specrt's kernels alone"
 
 Hidden = NDArray[np.float32]
 
@@ -41,13 +49,13 @@ class EncoderDecoderEngine(OrtEngine):
 
     def __init__(
         self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *,
-        record: EncoderRecord, cross: Any, encoder: Any, shared: Sequence[Hidden | None] | None,
+        record: EncoderRecord, cross: Any, encoder: Any, shared: EncoderDecoderEngine | None,
         batch: int, max_length: int, max_width: int,
     ) -> None:  # fmt: skip
         super().__init__(
             session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
         )
-        self.max_source = record.max_source
+        self.max_source, self.hidden_width = record.max_source, record.width
         self.hidden: list[Hidden | None] = [None] * batch
         self._record = record
         self._cross, self._encoder, self._shared = cross, encoder, shared
@@ -74,7 +82,7 @@ class EncoderDecoderEngine(OrtEngine):
         if self._session is None:
             raise EngineError(CLOSED)
         check_row(row, self.batch)
-        hidden = self._left(row) if self._shared is not None else self._read(source)
+        hidden = self._read(source) if self._shared is None else _hidden_of(self._shared, row)
         pairs = _run(self._cross, self._names, {"hidden": hidden[None]}, len(hidden))
         for name, pair in zip(self._names, pairs, strict=True):
             self._keep(row, name, pair[0])
@@ -85,7 +93,7 @@ class EncoderDecoderEngine(OrtEngine):
         """Return the hidden states [E, W] of a source."""
         given: NDArray[Any] = np.asarray(source)
         if self._encoder is None:
-            return self._checked_states(given)
+            return checked_states(given, self.hidden_width, self.max_source)
         feeds: dict[str, NDArray[Any]]
         if self._record.features:
             feeds = {
@@ -98,35 +106,6 @@ class EncoderDecoderEngine(OrtEngine):
         (hidden,) = _run(self._encoder, ["hidden"], feeds, given.shape[-1])
         states: Hidden = hidden[0]
         return states
-
-    def _checked_states(self, source: NDArray[Any]) -> Hidden:
-        width = self._record.width
-        if source.ndim != 2 or source.shape[1] != width or source.dtype.kind != "f":
-            raise EngineError(
-                f"a source of type {source.dtype} and shape {list(source.shape)} was given; "
-                f"expected hidden states of type float32 and shape [1 to {self.max_source}, "
-                f"{width}]"
-            )
-        if not 0 < len(source) <= self.max_source:
-            raise EngineError(
-                f"{len(source)} hidden states were given; expected 1 to {self.max_source}"
-            )
-        return source.astype(np.float32)
-
-    def _left(self, row: int) -> Hidden:
-        """Return the hidden states that the target left for a row."""
-        hidden = self._shared[row] if self._shared is not None else None
-        if hidden is None:
-            raise EngineError(
-                f"row {row} of the target has no source, and the draft reads the target's: give "
-                "it to the target first"
-            )
-        if len(hidden) > self.max_source:
-            raise EngineError(
-                f"the target left a source of {len(hidden)} positions, and the draft was built for "
-                f"{self.max_source}; build both with one max_source"
-            )
-        return hidden
 
     def _keep(self, row: int, name: str, pair: NDArray[np.float32]) -> None:
         """Put cross keys or values [heads, E, head_dim] of a layer into the row's buffers."""
@@ -168,7 +147,15 @@ class EncoderDecoderEngine(OrtEngine):
         super().close()
         self._cross = self._encoder = self._shared = None
         self._read_only.clear()
-        self.hidden = []
+        self.hidden = [None] * self.batch
+
+
+def _hidden_of(target: EncoderDecoderEngine, row: int) -> Hidden:
+    """Return the hidden states that a target has of a row's source."""
+    hidden = target.hidden[row]
+    if hidden is None:
+        raise no_target_source(row)
+    return hidden
 
 
 def _run(session: Any, names: list[str], feeds: dict[str, NDArray[Any]], length: int) -> list[Any]:
@@ -223,14 +210,8 @@ def open_encoder_decoder(
     """
     shared = None
     if not record.encoder and beside is not None:
-        shared = getattr(beside, "hidden", None)
-        width = getattr(getattr(beside, "_record", None), "width", record.width)
-        if shared is None or width != record.width:
-            left = "has no encoder" if shared is None else f"leaves hidden states of width {width}"
-            raise EngineError(
-                f"{path} reads the hidden states of its target, of width {record.width}, and that "
-                f"{left} here; build both in one bundle of `ort-cpu`"
-            )
+        shared = beside if isinstance(beside, EncoderDecoderEngine) else None
+        check_shared_encoder(path, record, shared)
     opened = {}
     for part, name in (("cross", record.cross), ("encoder", record.encoder)):
         if name:

@@ -56,6 +56,14 @@ def cross_names(geometry: Geometry) -> list[str]:
     return [f"cross_{name}" for name in cache_names(geometry)]
 
 
+def cross_row_bytes(record: EngineRecord) -> int:
+    """Return the bytes of the cross keys, or the values, that a layer has of one source."""
+    source = record.source
+    assert source is not None, "only plans of encoder-decoders have sources"
+    item = ITEM_BYTES[KV_TYPES[record.compute]]
+    return prod((source.heads, source.positions, source.head_dim)) * item
+
+
 def state_widths(record: EngineRecord) -> dict[str, int]:
     """Return the tensors that only a target with a head has, or only a head, and their widths.
 
@@ -225,10 +233,7 @@ class SourceBuffer:
     def __init__(
         self, memory: Memory, record: EngineRecord, geometry: Geometry, batch: int
     ) -> None:
-        source = record.source
-        assert source is not None, "only a decoder of sources has such a buffer"
-        item = ITEM_BYTES[KV_TYPES[record.compute]]
-        self.row_bytes = prod((source.heads, source.positions, source.head_dim)) * item
+        self.row_bytes = cross_row_bytes(record)
         names, each = cross_names(geometry), aligned(batch * self.row_bytes)
         at = memory.take(each * len(names), "cross keys and values")
         self._places = {name: at + number * each for number, name in enumerate(names)}

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.protocol import Engine, Feed, Output, PaddedRows, RowsEngine, SingleRow, Source
-from specrt.engine.sources import check_row, checked_features, checked_tokens, require_source
+from specrt.engine.sources import (
+    check_row,
+    check_shared_encoder,
+    checked_features,
+    checked_tokens,
+    no_target_source,
+    require_source,
+)
 from specrt.engine.tensorrt.device import Field, Layout, Memory, aligned
 from specrt.engine.tensorrt.engine import Lease, OpenedEngine, open_recorded, read_plan_record
 from specrt.engine.tensorrt.engine_record import (
@@ -30,7 +37,7 @@ from specrt.engine.tensorrt.engine_record import (
     EngineRecord,
     SourceShape,
 )
-from specrt.engine.tensorrt.passes import ANY, check_plan, cross_names
+from specrt.engine.tensorrt.passes import ANY, check_plan, cross_names, cross_row_bytes
 from specrt.engine.tensorrt.plan import TrtPlan
 from specrt.errors import BundleError, EngineError
 from specrt.held_file import HeldFile
@@ -87,9 +94,8 @@ class SourceReader:
         self._feed = memory.stage(self._fed.size, "feeds of the encoder")
         self._given = given
         at = self._fed.addresses(self._feed)
-        made = Layout(
-            [Field(n, np.uint8, (self._row_bytes(cross.record),)) for n in cross_names(geometry)]
-        )
+        row_bytes = cross_row_bytes(cross.record)
+        made = Layout([Field(name, np.uint8, (row_bytes,)) for name in cross_names(geometry)])
         address = memory.take(made.size, "cross keys and values of one source")
         self.made = {name: address + offset for name, offset in made.offsets.items()}
         self._cross = cross.plan.context(0, place)
@@ -100,10 +106,6 @@ class SourceReader:
         if self._encoder is not None:
             self._encoder.set_address(given.name, at[given.name])
         self._plans = [one.plan for one in plans]
-
-    def _row_bytes(self, record: EngineRecord) -> int:
-        item = FLOAT_BYTES if record.compute == "fp32" else FLOAT_BYTES // 2
-        return self.source.heads * self.source.positions * self.source.head_dim * item
 
     def checked(self, source: Source) -> NDArray[Any]:
         """Return a source as it is read.
@@ -173,6 +175,7 @@ class TensorRtEncoderDecoder(OpenedEngine):
             self._shared = shared
             own = shared.hidden if shared else HiddenStates(memory, batch, source)
             self.hidden: HiddenStates = own
+            self.hidden_width = own.width
         except BaseException:
             self.close()
             raise
@@ -189,8 +192,11 @@ class TensorRtEncoderDecoder(OpenedEngine):
         """Read a source for a row; see `ConditionedEngine.condition`."""
         self.require_sound()
         check_row(row, self.batch)
-        given = self._reader.checked(source) if self._shared is None else None
-        length = self._left(row)
+        given, length = None, 0
+        if self._shared is None:
+            given = self._reader.checked(source)
+        else:
+            length = _source_length(self._shared, row)
         self.forget()
         try:
             if given is not None:
@@ -205,19 +211,6 @@ class TensorRtEncoderDecoder(OpenedEngine):
             raise
         if self._padded is not None:
             self._padded.clear(row)
-
-    def _left(self, row: int) -> int:
-        """Return the positions of the source that the target read for a row; 0 without one."""
-        if self._shared is None:
-            return 0
-        self._shared.require_sound()
-        length = self._shared.lengths[row]
-        if not length:
-            raise EngineError(
-                f"row {row} of the target has no source, and the draft reads the target's: give "
-                "it to the target first"
-            )
-        return length
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`.
@@ -250,6 +243,15 @@ class TensorRtEncoderDecoder(OpenedEngine):
             self._padded.copy_row(source, to, length)
 
 
+def _source_length(target: TensorRtEncoderDecoder, row: int) -> int:
+    """Return the positions of the source that a target has read for a row."""
+    target.require_sound()
+    length = target.lengths[row]
+    if not length:
+        raise no_target_source(row)
+    return length
+
+
 def open_encoder_decoder(
     path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
     backend: str, batch: int, max_length: int, max_width: int, beside: Engine | None = None,
@@ -259,13 +261,10 @@ def open_encoder_decoder(
     Raises: EngineError, also where a draft is to read an encoder that `beside` does not have;
         BundleError for a record that cannot be read.
     """
-    shared = beside if isinstance(beside, TensorRtEncoderDecoder) else None
-    if not record.encoder and (shared is None or shared.hidden.width != record.width):
-        left = f"leaves hidden states of width {shared.hidden.width}" if shared else "leaves none"
-        raise EngineError(
-            f"{path} reads the hidden states of its target, of width {record.width}, and that "
-            f"{left} here; build both in one bundle, for one backend"
-        )
+    shared = None
+    if not record.encoder:
+        shared = beside if isinstance(beside, TensorRtEncoderDecoder) else None
+        check_shared_encoder(path, record, shared)
     names = {CROSS: record.cross, ENCODER: record.encoder}
     places = {"": path, **{p: path.with_name(PurePosixPath(n).name) for p, n in names.items() if n}}
     read = {part: read_plan_record(place, files, backend) for part, place in places.items()}
@@ -278,8 +277,7 @@ def open_encoder_decoder(
             plans[part] = OpenedPlan(opened, own)
         return TensorRtEncoderDecoder(
             lease, *plans[""], geometry, cross=plans[CROSS], encoder=plans.get(ENCODER),
-            shared=None if record.encoder else shared, batch=batch, max_length=max_length,
-            max_width=max_width,
+            shared=shared, batch=batch, max_length=max_length, max_width=max_width,
         )  # fmt: skip
     except BaseException:
         for other in plans.values():
