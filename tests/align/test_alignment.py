@@ -153,7 +153,7 @@ def test_a_draft_is_held_to_the_entries_that_it_has() -> None:
     torch.testing.assert_close(overlap(right, target), torch.tensor([0.4]))
 
 
-@pytest.mark.parametrize("kind", nightly_but(["head"], KINDS))
+@pytest.mark.parametrize("kind", nightly_but(["layers"], KINDS))
 def test_what_is_predicted_is_what_decoding_does(
     align: Aligned, pair: Path, traces: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -258,7 +258,7 @@ def test_drafts_that_begin_at_some_places_are_those_of_all(
         torch.testing.assert_close(fewer, states[at], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_but(["draft", "layers"], KINDS))
 def test_training_makes_a_draft_better(align: Aligned, kind: str) -> None:
     _, _, untrained = align(kind, training=replace(QUICK, steps=0, minutes=0.0))
     _, _, outcome = align(kind, training=replace(QUICK, steps=120, rate=RATES[kind]))

@@ -101,7 +101,7 @@ CASES = {
 }
 
 
-OFTEN = ("llama in Q4_0", "gemma3 in a mixture", "qwen3 in Q4_K and Q6_K")
+OFTEN = ("gemma3 in a mixture", "qwen3 in Q4_K and Q6_K")
 
 
 @pytest.mark.parametrize("case", nightly_but(OFTEN, CASES))
@@ -141,6 +141,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_quantized_pair_builds_and_speculates_without_loss(recipe: Path, tmp_path: Path) -> None:
     out, stages = tmp_path / "bundle", list[str]()
     build(read_recipe(recipe), out, lambda stage, done: stages.append(stage))

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from shared import nightly_but
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import read_graph
 from specrt_export.precision import Precision
@@ -83,7 +84,7 @@ def growth(work: str, graph: Path, out: Path, slices: int = 0) -> int:
     return int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-@pytest.mark.parametrize("work", MOST)
+@pytest.mark.parametrize("work", nightly_but(["compile codes"], MOST))
 def test_a_model_larger_than_memory_is_built(large: Path, tmp_path: Path, work: str) -> None:
     out = tmp_path / "out"
     if work == "compile codes":

@@ -95,6 +95,7 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert not is_fresh(recipe, out)
 
 
+@pytest.mark.nightly
 @needs_reference
 def test_zeros_lose_less_and_are_lossless_with_every_quantizer(
     ask: Ask, text: Path, engines: Path, out: Path

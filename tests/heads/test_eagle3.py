@@ -74,10 +74,11 @@ def written_out(
     return last @ w["lm_head.weight"].T, last if "norm_output" in flags else state
 
 
+FLAGS = [(), ("norm_before_residual", "norm_before_fc"), ("fc_norm", "norm_output")]
+
+
 @pytest.mark.parametrize(
-    "flags",
-    [(), ("norm_before_residual", "norm_before_fc"), ("fc_norm", "norm_output")],
-    ids=str,
+    "flags", [FLAGS[1], *(pytest.param(f, marks=pytest.mark.nightly) for f in FLAGS[::2])], ids=str
 )
 def test_each_flag_computes_what_it_says(
     tmp_path: Path, target: Path, flags: tuple[str, ...]
@@ -106,6 +107,7 @@ def test_each_flag_computes_what_it_says(
     assert check_head(head, *exported(head, tmp_path)) < 1e-4
 
 
+@pytest.mark.nightly
 def test_layers_of_another_type_and_more_of_them(tmp_path: Path, target: Path) -> None:
     torch.manual_seed(2)
     made, size = tensors(), WIDTH // LAYER["num_attention_heads"]  # type: ignore[operator]

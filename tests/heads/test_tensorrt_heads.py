@@ -488,6 +488,7 @@ def test_plans_are_built_in_every_precision(
         assert [one for one in lint(graph, (11, 0), lowered) if one.severity != "slow"] == []
 
 
+@pytest.mark.nightly
 def test_a_trimmed_draft_model_drafts_what_it_drafts_on_a_cpu(
     load: Callable[..., Generator], built: Built, trimmed: Path
 ) -> None:

@@ -549,6 +549,7 @@ def cut_session(port: int, tokenizer: Tokenizer, *, midway: bool) -> None:
         read_until(b'"ready"')
 
 
+@pytest.mark.nightly
 def test_memory_is_flat_over_sessions_that_were_cut(
     home: Generator, port: int, tokenizer: Tokenizer, sessions: VerifyEndpoint
 ) -> None:
