@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpp.conftest import BuildLibrary, Library, compiler, onnxruntime_library, run_program
+from specrt.bundle import read_manifest
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 
@@ -75,6 +76,40 @@ def test_a_stream_that_is_over_leaves_the_next_one_alone(
     reason, ids = library.run("over", bundle=codelet)
     assert reason == "length"
     assert json.loads(ids) == generated(generator, 24)
+
+
+def test_a_processor_may_end_the_stream_it_belongs_to(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    calls, ids = library.run("ending_processor", bundle=codelet)
+    assert int(calls) <= 2
+    assert json.loads(ids) == generated(generator, 4)
+
+
+def test_what_an_application_asks_besides(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    (line,) = library.run("asked", bundle=codelet)
+    found, manifest = json.loads(line), read_manifest(codelet)
+    assert found["bos"] == (-1 if manifest.bos_token_id is None else manifest.bos_token_id)
+    assert found["eos"] == sorted(manifest.eos_token_ids)
+    assert found["weights"] == sum(model.weight_bytes for model in manifest.models)
+    rows = manifest.batch if library.implementation == "hosted" else 1
+    assert found["kv"] * manifest.batch == manifest.kv_bytes * rows
+    assert found["resident"] > 10 * 2**20
+    vocabulary = range(manifest.target.geometry.vocab_size)
+    spelled = b"".join(generator.tokenizer.bytes_of(token) + b"\n" for token in vocabulary)
+    assert bytes(found["bytes"]) == spelled
+    assert found["emitted"] == sorted(found["emitted"])
+    assert found["emitted"][-1] == 12
+    told = found["completion"]
+    for name, entries in (
+        ("logprobs", told["logprobs"]), ("prompt_logprobs", told["prompt_logprobs"][1:])
+    ):  # fmt: skip
+        expected = [[int(t), e["rank"], e["logprob"]] for one in entries for t, e in one.items()]
+        numbers = [json.loads(each) for each in found[name]]
+        assert [each[:2] for each in numbers] == [each[:2] for each in expected]
+        assert [n[2] for n in numbers] == pytest.approx([e[2] for e in expected], abs=1e-4)
 
 
 @pytest.mark.nightly
