@@ -260,7 +260,7 @@ class Run:
 
     @_exported
     def logprobs(self, of_prompt: int) -> Result:
-        """Return how many entries each token has; then tokens, ranks and log-probabilities of all."""
+        """Return how many entries each token has; then all tokens, ranks and logarithms."""
         done = self._stream.completion
         given = (done.prompt_logprobs or [None])[1:] if of_prompt else done.logprobs or []
         entries = [entry or {} for entry in given]

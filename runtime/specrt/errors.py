@@ -63,8 +63,8 @@ _NO_MEMORY = (
 """What libraries write where the system gave them no memory."""
 
 NOT_ENOUGH_MEMORY = (
-    "not enough memory: free some, raise the limit of `ulimit -v` if there is one, or take a smaller "
-    "bundle"
+    "not enough memory: free some, raise the limit of `ulimit -v` if there is one, or take a "
+    "smaller bundle"
 )
 
 _NO_FILES = "Too many open files"

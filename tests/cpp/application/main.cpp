@@ -311,11 +311,13 @@ void asked() {
       bytes.push_back(static_cast<unsigned char>(byte));
   const specrt::Info info = generator.info();
   const specrt::Memory memory = generator.memory();
+  const char* const telemetry = std::getenv("ORT_DISABLE_TELEMETRY");
   print(specrt::checks::object({{"bos", json(info.bos_token)},
                                 {"eos", json(info.eos_tokens)},
                                 {"weights", json(memory.weights_bytes)},
                                 {"kv", json(memory.kv_bytes)},
                                 {"resident", json(memory.resident_bytes)},
+                                {"telemetry", json(telemetry ? std::string(telemetry) : "")},
                                 {"bytes", json(bytes)},
                                 {"emitted", json(emitted)},
                                 {"logprobs", ranks(session.logprobs())},

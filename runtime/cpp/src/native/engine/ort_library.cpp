@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <mutex>
 #include <vector>
 
@@ -66,6 +67,7 @@ bool is_code(void* entry) {
 [[noreturn]] void refuse(const std::string& what) { throw Failure(SPECRT_ENGINE, what); }
 
 const OrtApiBase& open_base(const std::string& path, std::string& result) {
+  setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // read when it starts; what the application says stays
   std::string reason;
   for (const std::string& place : places(path)) {
     void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
