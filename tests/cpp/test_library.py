@@ -96,7 +96,7 @@ def test_what_an_application_asks_besides(
     assert found["eos"] == sorted(manifest.eos_token_ids)
     assert found["weights"] == sum(model.weight_bytes for model in manifest.models)
     rows = manifest.batch if library.implementation == "hosted" else 1
-    assert found["kv"] * manifest.batch == manifest.kv_bytes * rows
+    assert found["kv"] * manifest.batch == manifest.kv_bytes() * rows
     assert found["resident"] > 10 * 2**20
     if library.implementation == "native":
         assert found["telemetry"] == os.environ.get("ORT_DISABLE_TELEMETRY", "1")

@@ -187,7 +187,7 @@ def _place(stage: Path, prefix: Path) -> None:
 def _listed(prefix: Path) -> list[str]:
     try:
         return (prefix / MANIFEST).read_text("utf-8").splitlines()
-    except FileNotFoundError:
+    except OSError:  # the place is looked at when it is written to
         return []
 
 
