@@ -196,6 +196,8 @@ void add_bias(Params& params, Token token, double bias) {
   }
 }
 
+void clear(Params& params, const std::string& name) { abi::option_named(name).clear(params); }
+
 void check(const Params& params) {
   const std::pair<const char*, bool> structures[] = {
       {"json_schema", params.json_schema.has_value()},
