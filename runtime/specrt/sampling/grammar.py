@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specrt.constraints import Constraint, with_real_dates
+from specrt.constraints import Constraint, schemas_within
 from specrt.errors import RequestError, one_line
+from specrt.json_schema import compiler_form, escaped_characters, schema_parts
 from specrt.params import Row
 from specrt.text.tokenizer import Tokenizer
 
@@ -99,23 +100,25 @@ class Grammars:
             ) from None
 
 
-ESCAPES = 'nrbtf\\"'
-"""Characters that JSON strings may have behind a backslash."""
+_ESCAPES = 'nrbtf\\"'
+"""Characters that JSON strings may have behind a backslash; u for control characters where a schema
+asks for one. A name that is spelt \\u0061 would go past the schema of "a"."""
 
 
 def _json(text: str) -> str:
     from llguidance import LLMatcher
 
     try:
+        schema = compiler_form(json.loads(text))
+        escaped = any(any(escaped_characters(part.schema)) for part in schema_parts(schema))
         return str(
             LLMatcher.grammar_from_json_schema(
-                "{}" if text == "true" else json.dumps(with_real_dates(json.loads(text))),
+                "{}" if schema is True else json.dumps(schema),
                 overrides={
                     "lenient": False,
                     "coerce_one_of": False,
                     "whitespace_pattern": _SPACE,
-                    # A name that is spelt \u0061 would go past the schema of "a".
-                    "json_allowed_escapes": ESCAPES,
+                    "json_allowed_escapes": _ESCAPES + "u" * escaped,
                 },
             )
         )
@@ -137,7 +140,13 @@ def _lark(text: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text))
+        if "::=" in text:
+            return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+        for place, schema in reversed([*schemas_within(text)]):
+            text = text[: place.start] + json.dumps(compiler_form(schema)) + text[place.stop :]
+        return str(LLMatcher.grammar_from_lark(text))
+    except RequestError:
+        raise
     except Exception as error:  # the translator raises bare Exception
         raise RequestError(f"grammar cannot be read: {one_line(str(error))}") from None
 
