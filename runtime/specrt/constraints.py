@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from specrt.errors import RequestError
 from specrt.json_schema import (
     ENFORCED,
+    Path,
     SchemaPart,
     escaped_characters,
     open_place,
@@ -59,8 +61,11 @@ class Constraint(NamedTuple):
     """The JSON of a schema, an expression (of a choice too), or a grammar."""
 
 
-_LARK = re.compile(rf"(?:#|//)[^\n]*|{_QUOTED}|<[^<>\s]+>|(%json\b\s*)")
-"""What `%json` is part of and means nothing, and `%json` itself."""
+_LARK = re.compile(rf"(?:#|//)[^\n]*|{_QUOTED}|<[^<>\s]+>|(%json\b\s*)|&")
+"""What `%json` and `&` are part of and mean nothing, and they themselves."""
+
+_MOST_MEETING = 8
+"""Expressions that a text must match at once: the compiler's time doubles with each."""
 
 
 def schemas_within(grammar: str) -> Iterator[tuple[slice, Any]]:
@@ -193,6 +198,9 @@ def check_grammar(text: Any) -> None:
         raise RequestError(
             f"grammar has {rules} rules and brackets; expected up to {_MOST_RULES} together"
         )
+    meeting = sum(found[0] == "&" for found in _LARK.finditer(text))
+    if meeting >= _MOST_MEETING:
+        raise RequestError(f"grammar has {meeting} &; expected fewer than {_MOST_MEETING}")
     for head in _HEAD.finditer(text):
         attributes = re.sub(_QUOTED, "", head[1])
         for word, why in _UNENFORCED.items():
@@ -370,6 +378,51 @@ def _check_characters(parts: list[SchemaPart]) -> None:
             )
 
 
+def _check_meeting(parts: list[SchemaPart], leads: Mapping[Path, Path]) -> None:
+    """Refuse more expressions than a text may have to match at once, where schemas meet."""
+    met = _met(parts, leads)
+    names: list[str | int | None] = []
+    found: Counter[str | int | None] = Counter()
+    for part in parts:
+        step = part.path[len(parts[part.parent].path) :] if part.path else (None,)
+        in_place = step[0] in ("allOf", "anyOf", "oneOf")
+        alone = step[0] in ("$defs", "definitions", "patternProperties", "additionalProperties")
+        names.append(names[part.parent] if in_place else None if alone else step[-1])
+        if part.path in met:
+            dated = part.schema.get("format") in ("date", "date-time")
+            found[names[-1]] += ("pattern" in part.schema) + ("format" in part.schema) + dated
+    anywhere = found.pop(None, 0)
+    most = anywhere + max(found.values(), default=0)
+    if most > _MOST_MEETING:
+        raise RequestError(
+            f"json_schema has {most} expressions (pattern, format) that may meet through allOf, "
+            f"anyOf or $ref; expected up to {_MOST_MEETING}"
+        )
+
+
+def _met(parts: list[SchemaPart], leads: Mapping[Path, Path]) -> set[Path]:
+    """Return the places within schemas that the compiler makes one of several."""
+    within: dict[Path, list[Path]] = {}
+    for part in parts[1:]:
+        within.setdefault(parts[part.parent].path, []).append(part.path)
+    left = [part.path for part in parts if _meets(part.schema)]
+    met: set[Path] = set()
+    while left:
+        path = left.pop()
+        if path not in met:
+            met.add(path)
+            left += within.get(path, [])
+            left += [leads[path]] if path in leads else []
+    return met
+
+
+def _meets(schema: Mapping[str, Any]) -> bool:
+    words = schema.keys() & ENFORCED - {"$defs", "definitions", "type"}
+    every = schema.get("allOf")
+    joining = words & {"allOf", "anyOf", "oneOf", "$ref"}
+    return bool(joining) and (len(words) > 1 or (isinstance(every, list) and len(every) > 1))
+
+
 def _check_remainders(parts: list[SchemaPart]) -> None:
     """Refuse multiples that take more than a moment to compile, alone or where they meet."""
     given: list[Any] = [p.schema.get("multipleOf") for p in parts]
@@ -394,7 +447,9 @@ def _check_size(parts: list[SchemaPart]) -> None:
         around = parts[number].parent
         lowest[around] = max(lowest[around], lowest[number])
     levels_at = {p.path: low - p.depth + 1 for p, low in zip(parts, lowest, strict=True)}
-    targets = set(references(parts).values())
+    leads = references(parts)
+    _check_meeting(parts, leads)
+    targets = set(leads.values())
     levels = levels_at.get((), 0) + sum(levels_at.get(target, 0) for target in targets)
     if levels > _MOST_LEVELS:
         raise RequestError(

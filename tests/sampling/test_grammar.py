@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -133,6 +134,20 @@ def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
             [allowed(made, *[A] * depth) for depth in range(1, 60)]
         assert "\n" not in str(raised.value)
         assert (allowed(made), allowed(made, B)) == ([A, B], [EOS])
+
+
+def test_a_text_whose_grammar_takes_too_long_fails_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every mask seems to take 30 ms of the processor."""
+    clock = count(step=30_000_000)
+    monkeypatch.setattr("specrt.sampling.grammar.thread_time_ns", lambda: next(clock))
+    one = generator(TableEngine(3, vocab=VOCABULARY, batch=2), None, tokenizer, eos=[EOS])
+    asked = [SamplingParams(max_tokens=40, regex="[a-z]{40}"), SamplingParams(max_tokens=40)]
+    (slow,), (free,) = one.generate_many([PROMPT] * 2, asked)
+    assert (slow.finish_reason, free.finish_reason) == ("error", "length")
+    assert "the constraint took 2" in str(slow.error)
+    assert 0 < len(slow.token_ids) < 20
 
 
 def test_what_a_model_or_an_installation_lacks_is_told(
@@ -417,6 +432,8 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
     ({"prefixItems": [{}], "items": [{}]}, "has a list of items beside prefixItems at #"),
     ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
     ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
+    ({"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(40)]},
+     "40 expressions (pattern, format) that may meet through allOf"),
     ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "write anyOf where alternatives may"),
     ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
@@ -450,6 +467,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": 'start: %json {"properties": {"a": {}}}'}, "has %json with properties at #"),
     ({"grammar": "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(2000))},
      "grammar has 2001 rules and brackets; expected up to 1000 together"),
+    ({"grammar": "start: A\nA: <[3]> | " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(30))},
+     "grammar has 29 &; expected fewer than 8"),
     ({"grammar": 'start: x\n x[max_tokens=3]: "a"'}, "grammar has max_tokens in"),
     ({"choice": []}, "choice is empty"),
     ({"choice": ["a", ""]}, "choice holds an empty string"),
