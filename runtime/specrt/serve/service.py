@@ -158,7 +158,7 @@ class Service:
         Raises: RequestError where both a call is forced and the text is constrained, too.
         """
         more: dict[str, Any] = {"logprobs": body.ranked}
-        forced = use.schema()
+        forced = await asyncio.to_thread(use.schema)
         if forced is not None:
             if body.constraint():
                 raise RequestError(
@@ -168,7 +168,7 @@ class Service:
             more["json_schema"] = forced
         if use.stops:
             more["stop"] = [*body.stops, *use.stops]
-        params = body.params(body.most_tokens, self.context, **more)
+        params = await asyncio.to_thread(body.params, body.most_tokens, self.context, **more)
         prompt = await asyncio.to_thread(self.render, body.messages, use.described)
         return await self.begin([prompt], params, **body.draft_options)
 
