@@ -23,7 +23,7 @@ from specrt.speculation.round import Round
 from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import DraftedSpans
-from specrt.text.tokenizer import ChatPrompt
+from specrt.text.traced_text import ChatPrompt
 
 log = logging.getLogger("specrt.serve")
 
