@@ -60,8 +60,13 @@ class Tokenizer:
     @cached_property
     def special(self) -> frozenset[int]:
         """Tokens that are no text."""
+        return frozenset(self._controls)
+
+    @cached_property
+    def _controls(self) -> dict[int, str]:
+        """The names of special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(i for i, token in added.items() if token.special)
+        return {i: token.content for i, token in added.items() if token.special}
 
     def to_json(self) -> str:
         """Return what a `tokenizer.json` would hold."""
@@ -109,12 +114,11 @@ class Tokenizer:
         template = text.literals if isinstance(text, ChatPrompt) else None
         made = self._encoders.get(template)
         if made is None:
-            controls = {
-                i: token.content
-                for i, token in self._tokenizer.get_added_tokens_decoder().items()
-                if token.special or (template is not None and is_control(token.content, template))
-            }
-            made = self._encoders[template] = Encoder(self._tokenizer, controls)
+            added = self._tokenizer.get_added_tokens_decoder().items()
+            names = {} if template is None else {i: token.content for i, token in added}
+            more = {i: name for i, name in names.items() if is_control(name, template or ())}
+            made = Encoder(self._tokenizer, more | self._controls)
+            self._encoders[template] = made
         return made
 
     def fewest(self, text: str) -> int:
