@@ -18,8 +18,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _THINK, _THOUGHT = "<think>", "</think>"
 """Around the reasoning that an answer may begin with; nothing in it is a call."""
 
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 )
 """A call up to its arguments, which may be told as they come from here on."""
 
@@ -173,7 +174,8 @@ class CallStream:
             return [CallPiece(None, reader.rest())]
         if reader is not None:
             rest = self._tag + reader.text
-        return [rest] if rest.strip() and self._next != self._closing else []
+        dropped = self._next == self._closing or (self._called and not rest.strip())
+        return [] if dropped or not rest else [rest]
 
     def _beginning(self) -> list[str | CallPiece]:
         """Tell whether a text begins with reasoning."""

@@ -148,9 +148,10 @@ class ChatTemplate:
         return ChatPrompt(pieces, self._literals)
 
 
-def read_template(bundle: str | Path) -> ChatTemplate:
+def read_template(bundle: str | Path, source: str | None = None) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
+    `source` is one in its place, which knows the bundle's special tokens.
     Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read,
         BundleError for files that are not those of the manifest.
     """
@@ -163,11 +164,17 @@ def read_template(bundle: str | Path) -> ChatTemplate:
         if name in manifest.files
     }
     config = _config(folder / TOKENIZER_CONFIG, texts.get(TOKENIZER_CONFIG, "{}"))
+    special = _special_tokens(config)
+    if source is not None:
+        return ChatTemplate(source, special)
     source = texts.get(CHAT_TEMPLATE, config.get("chat_template"))
     tool_use = None
     if isinstance(source, list):
-        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-        source, tool_use = named.get("default"), named.get("tool_use")
+        named = [t for t in source if isinstance(t, dict)]
+        source, tool_use = (
+            next((t.get("template") for t in named if t.get("name") == name), None)
+            for name in ("default", "tool_use")
+        )
     if not all(one is None or isinstance(one, str) for one in (source, tool_use)):
         raise _damaged(
             folder / TOKENIZER_CONFIG,
@@ -178,8 +185,15 @@ def read_template(bundle: str | Path) -> ChatTemplate:
             f"{folder} has no chat template: its model was not trained for chat; "
             "complete plain text instead (no --chat; a session without a template)"
         )
-    tokens = {key: token_name(value) for key, value in config.items() if key.endswith("_token")}
-    return ChatTemplate(source, {k: v for k, v in tokens.items() if v}, tool_use=tool_use)
+    return ChatTemplate(source, special, tool_use=tool_use)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens that templates know by name."""
+    extra = config.get("extra_special_tokens")
+    known = {**extra, **config} if isinstance(extra, dict) else config
+    names = {key: token_name(value) for key, value in known.items() if key.endswith("_token")}
+    return {key: name for key, name in names.items() if name}
 
 
 def _config(path: Path, text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 def conversation_forms(messages: Sequence[Any]) -> Iterator[list[list[Any]]]:
     """Yield a conversation in forms that templates know, the likely ones together.
 
-    The content of calls alone may be null or empty. Where no template takes the arguments of calls
+    The content of calls alone may be null or empty. Where the template takes no arguments of calls
     as they are, they become text where they were an object, and an object where they were text.
     """
     talk = [_reasoned(message) for message in messages]
@@ -35,12 +35,19 @@ def _reasoned(message: Any) -> Any:
 
 
 def _contents(talk: list[Any]) -> list[list[Any]]:
-    filled = [
-        {**message, "content": ""} if _calls(message) and message.get("content", "") is None
-        else message
-        for message in talk
-    ]  # fmt: skip
-    return [talk, filled] if filled != talk else [talk]
+    """Return a conversation as it is, and with calls alone whose content is null, and is empty."""
+    forms = [talk]
+    for content in (None, ""):
+        form = [
+            {**message, "content": content} if _calls_alone(message) else message
+            for message in talk
+        ]
+        forms += [form] if form != talk else []
+    return forms
+
+
+def _calls_alone(message: Any) -> bool:
+    return bool(_calls(message)) and message.get("content", "") in (None, "")
 
 
 def _recalled(message: Any) -> Any:
