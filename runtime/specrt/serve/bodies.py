@@ -20,6 +20,7 @@ from pydantic import (
 
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import BEAMS, Gamma, SamplingParams, without_beams
+from specrt.text.message_forms import REASONING, object_of
 
 MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
 """Completions of one request, stop strings, and characters of a schema or a tool's description."""
@@ -315,7 +316,9 @@ class ChatMessage(OpenModel):
         message: dict[str, Any] = {"role": role, "content": self._text()}
         if self.tool_calls:
             message["tool_calls"] = [_call(call) for call in self.tool_calls]
-        for name in ("name", "tool_call_id", "reasoning_content"):
+            if self.content is None:
+                message["content"] = None  # some templates tell it from an empty text
+        for name in ("name", "tool_call_id", *REASONING):
             value = (self.model_extra or {}).get(name)
             if isinstance(value, str):
                 message[name] = value
@@ -337,19 +340,17 @@ class ChatMessage(OpenModel):
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call as templates have it: its arguments an object, not the text of one."""
+    """Return a call as templates have it: its arguments an object, where they are the text of one.
+
+    A model may have written others, and is told of them as it did.
+    """
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError("messages have a tool call without function.name; give one")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestError(
-                f"the arguments of the tool call {function['name']!r} are no JSON; expected an "
-                "object's text"
-            ) from None
+        found = object_of(arguments or "{}")
+        arguments = arguments if found is None else found
     return {**call, "function": {**function, "arguments": arguments}}
 
 
