@@ -420,7 +420,7 @@ _OF_RANKED = f"a whole number from 0 to {MOST_RANKED}, or None"
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n", lambda v: _is_int(v) and 1 <= v <= MOST_COMPLETIONS, _OF_COMPLETIONS),
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
-    ("temperature", lambda v: _is_real(v) and v >= 0, "a number of 0 or more"),
+    ("temperature", lambda v: _is_real(v) and v >= 0, "a finite number of 0 or more"),
     ("top_k", lambda v: _is_int(v) and v >= -1, "a whole number of 1 or more, or 0 for all"),
     ("top_p", lambda v: _is_real(v) and 0 < v <= 1, "a number above 0, up to 1"),
     ("min_p", lambda v: _is_real(v) and 0 <= v <= 1, "a number from 0 to 1"),

@@ -222,7 +222,7 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("--target big --draft=", "--draft is ''; expected a name"),
         ("--target big --precision int3", "'int3'"),
         ("--target big --backend abacus", "engine.backend is 'abacus'"),
-        ("--target big --max-length 1", "1 is not in the range"),
+        ("--target big --max-length 1", "--max-length is 1; expected a whole number of 2 or more"),
         ("--target no/thing/here", "target: no folder no/thing/here"),
     ],
 )

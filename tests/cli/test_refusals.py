@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from specrt.cli import COMMANDS
 
 # {codelet} is a bundle, {prompts} a file of prompts, {latin} one that is not UTF-8, {none} a place
 # where nothing is.
@@ -25,10 +24,12 @@ GENERATE = [
     ("--prompt x --chat --no-parse-special", "--chat"),
     ("--prompt hello --chat", "{codelet} has no chat template: its model was not trained"),
     ("--prompt caf\udce9", "the prompt is not valid Unicode"),
-    ("--prompt a --n 1000000", "n is 1000000; expected a whole number from 1 to 1024"),
+    ("--prompt a --n 1000000", "--n is 1000000; expected a whole number from 1 to 1024"),
     ("--prompt-ids 99999 --n 2", "token id 99999 is not in the vocabulary"),
     ("--prompt a --gamma three", "'three' is neither a whole number nor auto"),
-    ("--prompt a --threads 0", "0 is not in the range"),
+    ("--prompt a --max-tokens 0", "--max-tokens is 0; expected a whole number of 1 or more"),
+    ("--prompt a --no-repeat-ngram=-1", "--no-repeat-ngram is -1; expected a whole number"),
+    ("--prompt a --min-tokens 300", "--min-tokens is 300; expected up to max_tokens, 128"),
     ("--promt a", "'--promt'. (Did you mean one of: '--prompt'"),
     ("--prompt a --logit-bias 5=much", "'5=much' is not a bias; expected a token id and a number"),
     ("--prompt a --logprobs 2", "--logprobs needs --json"),
@@ -190,12 +191,3 @@ def test_standard_input_is_held(cli: Run, codelet: Path) -> None:
     said = cli("generate", codelet, stdin=b"ab\xff").refusal
     assert "standard input is not UTF-8: byte 0xff at offset 2" in said
     assert "no prompt; give --prompt TEXT" in cli("generate", codelet, terminal=True).refusal
-
-
-def test_the_bare_command_lists_every_verb(cli: Run) -> None:
-    ran = cli("--help")
-    assert ran.status == 0
-    assert cli() == ran
-    for name in COMMANDS:
-        assert f"\n  {name} " in ran.out
-        assert cli(name, "--help").status == 0

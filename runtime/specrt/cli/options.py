@@ -84,7 +84,9 @@ class BiasType(click.ParamType):  # type: ignore[type-arg]
         try:
             return int(token), float(number)
         except ValueError:
-            self.fail(f"{value!r} is not a bias; expected a token id and a number, as 50=-2.5")
+            self.fail(
+                f"{value!r} is not a bias; expected a token id and a number, as 50=-2.5", param, ctx
+            )
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,7 +15,6 @@ import click
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
-from specrt.serve import ServerOptions, VerifyLimits, app
 from specrt.text.prompt_file import read_text
 
 
@@ -97,6 +96,8 @@ def command(
     Requests share the rows of the bundle as they come and go. SIGTERM and Ctrl-C let what runs
     end. No prompt and no text is logged.
     """
+    from specrt.serve import ServerOptions, VerifyLimits, app
+
     options = ServerOptions(
         name=name,
         api_keys=_keys(api_key_file),
