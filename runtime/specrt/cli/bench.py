@@ -343,7 +343,7 @@ def command(
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
         refuse_speech(generator.models)
-        with progress("bench") as line:
+        with progress("bench", steady=True) as line:
             shares = [0.0]
 
             def show(share: float) -> None:
@@ -398,7 +398,7 @@ def bench_kernels(
         ) from None
     if owns_process:  # or the sessions' threads, which spin, stand in each other's way
         backend_named("ort-cpu").share_threads(threads)
-    with progress("bench") as line:
+    with progress("bench", steady=True) as line:
         found = measure_kernels(bundle, threads, laps=laps, progress=lambda share: line(share, ""))
     if as_json:
         print(json.dumps(found.to_json()))

@@ -132,7 +132,7 @@ def _no_speech(file: Path, duration: float) -> RequestError:
 
 def follow(work: Transcriber, generator: Generator, duration: float, **drafting: Any) -> bool:
     """Decode all windows under a bar of seconds; return whether Ctrl-C ended it."""
-    with progress("transcribe") as show:
+    with progress("transcribe", steady=True) as show:
         show(0.0, f"of {duration:.0f} s")
         try:
             run(

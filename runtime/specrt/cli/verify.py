@@ -87,7 +87,7 @@ def _drafting(gammas: str | None, generator: Generator) -> list[Gamma]:
 def _compare(generator: Generator, texts: list[str], *options: Any) -> LosslessReport:
     """Compare every prompt, showing progress."""
     report = LosslessReport()
-    with progress("verify") as show:
+    with progress("verify", steady=True) as show:
         for report in compare(generator, texts, *options):
             show(report.prompts / len(texts), "")
     return report
