@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from inspect import Signature, signature
 from numbers import Real
 from operator import index
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypedDict
 
 import numpy as np
@@ -50,6 +52,28 @@ class GenerateOptions(TypedDict, total=False):
     memory_key: str | None
     """Whose finished texts may be drafted from, and whose memory gets this one, in a generator
     with text memory: all that give the same key, '' by default. None does neither."""
+
+
+def check_options(options: GenerateOptions) -> GenerateOptions:
+    """Return the options of a call.
+
+    Raises: RequestError for an unknown one, and for one of `SamplingParams`.
+    """
+    known = GenerateOptions.__annotations__
+    for name, value in options.items():
+        if name in known:
+            continue
+        field = _ALIASES.get(name, name)
+        if field in SamplingParams.__dataclass_fields__:
+            raise RequestError(
+                f"{name} is {short(value)}, an option of SamplingParams and not of the call; pass "
+                f"SamplingParams({field}={short(value)}) after the prompt"
+            )
+        raise RequestError(
+            f"unknown option {name!r}{did_you_mean(name, known)}; what shapes the text is an "
+            "option of SamplingParams"
+        )
+    return options
 
 
 class TimestampRules(NamedTuple):
@@ -302,6 +326,12 @@ class SamplingParams:
                 raise RequestError(f"{name} was given twice, once by an alias; leave one out")
             named[name] = value
         return cls(**named)
+
+
+_FIELDS = [*signature(SamplingParams.__init__).parameters.values()][1:]
+
+# Of its __new__, which takes anything, an editor could complete nothing.
+SamplingParams.__signature__ = Signature(_FIELDS)  # type: ignore[attr-defined]
 
 
 def _default(option: Field[Any]) -> Any:
