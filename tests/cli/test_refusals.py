@@ -60,6 +60,10 @@ OTHERS = [
     ("tune {codelet} --prompts {few}", "prompts to tune on: 3, with room for 288 tokens"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
+    ("build {latin}", "{latin} is not UTF-8 text (byte 0xe9 at offset 5); a recipe is a TOML file"),
+    ("build {prompts}", "a recipe is a TOML file"),
+    ("build {codelet}", "{codelet} is a folder; a recipe is a TOML file"),
+    ("inspect {codelet}/manifest.json", "did you mean '{codelet}'?"),
     ("build {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected a folder"),
     ("build --dry-run {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected"),
     ("build {none} {none} --out b", "--out is the place of one bundle, and 2 are named"),
@@ -175,6 +179,11 @@ def test_a_bundle_that_was_likely_meant_is_named(
         for words in (("inspect", name), ("generate", name), ("chat", name), ("tune", name)):
             assert "did you mean 'engines/build/codelet'?" in cli(*words).refusal
     assert "did you mean" not in cli("inspect", "qwen").refusal
+    for recipe, told in (("codelet", "its bundle is"), ("other", "`specrt build engines/other/")):
+        (tmp_path / "engines" / recipe).mkdir(exist_ok=True)
+        (tmp_path / "engines" / recipe / "recipe.toml").touch()
+        assert told in cli("inspect", f"engines/{recipe}/recipe.toml").refusal
+    assert "such as engines/codelet/recipe.toml" in cli("build", "engines").refusal
 
 
 def test_nothing_given_where_nothing_was_built(
