@@ -159,7 +159,8 @@ def _unwritten(error: OSError) -> int:
     _discard_output()
     if error.errno == errno.EPIPE:
         return CUT_OFF
-    return _fail(f"standard output cannot be written: {error.strerror}", 2)
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+    return _fail(f"standard output cannot be written: {reason}", 2)
 
 
 def _explained(error: Exception) -> str:
@@ -221,10 +222,19 @@ def _fail(message: str, status: int) -> int:
 
 
 def _fill_streams() -> None:
-    """Open null devices for the standard streams that the process was started without."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Open null devices for the standard streams that the process was started without.
+
+    What is written to a standard output that is closed is refused, as a full disk refuses it.
+    """
+    streams = (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    )
+    for name, mode, flags in streams:
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+            device = os.open(os.devnull, flags)
+            setattr(sys, name, open(device, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _discard_output() -> None:
