@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,21 @@ def test_make_passes_a_prompt_on_as_it_is() -> None:
         assert done.stdout.decode() == prompt
 
 
+def test_ctrl_c_ends_the_making_of_an_environment_in_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "venv"
+    words = ("make", "-C", str(REPOSITORY), f"VENV={place}", f"{place}/.runtime")
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        while not place.exists() and process.poll() is None:
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said.count(b"\n")) == (-signal.SIGINT, 1), said
+
+
 def test_make_refuses_what_it_does_not_know_before_any_work() -> None:
     for given, known in (("BACKEND=cuda", COMPILERS), ("PAIR=typo", ["codelet", "qwen3-8b"])):
         done = run("make", "-n", "-C", str(REPOSITORY), "engines", given)
@@ -207,6 +223,7 @@ def test_a_file_that_cannot_be_opened_for_lack_of_descriptors(
 
 FAILING = """
 import sys
+import time
 from pathlib import Path
 import specrt
 from specrt.engine.ort import open_session
