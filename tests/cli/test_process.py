@@ -105,7 +105,7 @@ def test_a_reader_that_left_is_told_nothing(
     assert (done.returncode, done.stderr or b"") == (status, b"")
 
 
-@pytest.mark.parametrize("option", ["--prompt", "--prompt-file", "--prompts"])
+@pytest.mark.parametrize("option", ["-p", "--prompt-file", "--prompts"])
 def test_a_dash_is_standard_input(codelet: Path, option: str) -> None:
     text = "import os\n"
     given = json.dumps({"prompt": text}) if option == "--prompts" else text
