@@ -15,6 +15,7 @@ import click
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
+from specrt.generator import Generator
 from specrt.text.prompt_file import read_text
 
 
@@ -146,6 +147,7 @@ def _serve(application: Any, listener: socket.socket, host: str, **options: Any)
 
     service = application.state.service
     print_notices(service.generator.notices)
+    print(_drafting(service.generator), file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listener.getsockname()[1]}"
 
@@ -158,6 +160,14 @@ def _serve(application: Any, listener: socket.socket, host: str, **options: Any)
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    print(f"stopped serving {service.name}", file=sys.stderr)
+
+
+def _drafting(generator: Generator) -> str:
+    """Return in words what drafts where a request does not say, and how many requests run."""
+    rows = "1 request runs" if generator.rows == 1 else f"{generator.rows} requests run"
+    drafter, gamma = generator.check_drafter(None), generator.check_gamma(None)
+    return f"drafter {drafter}, gamma {gamma}; {rows} at once, others wait"
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
