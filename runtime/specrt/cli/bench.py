@@ -271,8 +271,8 @@ def parse_rows(text: str) -> list[int]:
               "options but --repeats, --threads, --markdown and --json.")  # fmt: skip
 @click.option("--category", "categories", multiple=True,
               help="Measure only prompts of this category; may be repeated.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Prompts of each category at most.  "
-              f"[default: {DEFAULT_PROMPTS} in all]")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Measure at most N prompts of "
+              f"each category.  [default: {DEFAULT_PROMPTS} in all]")  # fmt: skip
 @click.option("--gammas", help="Gammas to measure, as 0,2,4,auto.  [default: 0,2,4,auto]")
 @click.option("--drafter", "drafters", multiple=True,
               help=f"What drafts: {', '.join(DRAFTERS)}; several as a,b or repeated.  "
@@ -297,6 +297,7 @@ def parse_rows(text: str) -> list[int]:
     type=click.Choice(list(VERIFIERS)),
     default=SamplingParams.verifier,
     show_default=True,
+    help="How drafts are checked: see `specrt generate --help`.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--markdown", is_flag=True, help="Print the table in Markdown.")

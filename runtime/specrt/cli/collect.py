@@ -29,7 +29,7 @@ SHARD = 64
               help='JSONL file of prompts, as {"prompt": "TEXT", "domain": "NAME"}.')  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Folder of the traces; what is there already is gone on with.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Use only the first prompts, so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only the first N prompts.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               help="Tokens of each answer.")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,

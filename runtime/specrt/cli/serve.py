@@ -22,7 +22,8 @@ from specrt.text.prompt_file import read_text
 @click.command("serve")
 @bundle_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
 @click.option(
     "--api-key-file",

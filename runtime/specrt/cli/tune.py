@@ -51,7 +51,7 @@ _QUICK_S, _THOROUGH_S = 1.0, 8.0
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Use so many of the prompts at most, spread over all; {FEWEST_PROMPTS} are needed.",
+    help=f"Use at most N of the prompts, spread over all; {FEWEST_PROMPTS} are needed.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--quick", is_flag=True, help="Measure for seconds rather than minutes.")

@@ -23,7 +23,7 @@ from specrt.text.prompt_file import read_prompts
 @bundle_argument
 @click.option("--prompts", type=InputFile(), required=True,
               help='JSONL file of prompts, as {"prompt": "TEXT"}.')  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Use only the first prompts, so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only the first N prompts.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               help="Tokens of each completion.")  # fmt: skip
 @click.option(

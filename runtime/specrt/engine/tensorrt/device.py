@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from specrt.errors import EngineError, first_line
+from specrt.errors import EngineError
 from specrt.system.gpu import Survey, survey
 
 ALIGNMENT = 256
@@ -73,7 +73,7 @@ def cuda_bindings() -> Any:
     try:
         return importlib.import_module(BINDINGS)
     except Exception as error:  # broken installations raise anything
-        message = first_line(error)
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
             f"{BINDINGS} cannot be imported ({message}); {install(survey().cuda)}"
         ) from error
