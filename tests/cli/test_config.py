@@ -84,6 +84,16 @@ def test_a_build_is_installed_whole_or_not_at_all(
         assert [path.name for path in (tmp_path / "out").rglob("*")] == ["lib", "mine"]
 
 
+def test_all_that_is_missing_is_named_at_once(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    said = cli("config", "--build", "--to", tmp_path / "out").refusal
+    for name in ("cmake and one of c++", "`pip install cmake`", "`apt install g++`"):
+        assert name in said
+
+
 def test_the_wheel_carries_every_source() -> None:
     """Else a folder that is added builds here, and nowhere else."""
     tomllib = pytest.importorskip("tomllib")

@@ -18,6 +18,7 @@ import click
 
 import specrt
 from specrt.errors import BuildError
+from specrt.system.doctor import BUILD_TOOLS
 
 SHARE = Path("share", "specrt", "cpp")
 """Where an installed package has the sources, under its prefix."""
@@ -45,16 +46,15 @@ def compile_library(options: LibraryOptions) -> None:
     Raises: BuildError for a missing tool, a failed build, and a place that cannot be written to; an
         installed library stays as it is.
     """
-    cmake = _tool("cmake", "pip install cmake")
-    _compiler()
+    _check_tools()
     sources = _sources()
     with TemporaryDirectory(prefix="specrt-") as folder:
         build, stage = Path(folder, "build"), Path(folder, "stage")
         definitions = [f"-D{name}={value}" for name, value in _definitions(options).items()]
-        _run("configuring", [cmake, "-S", str(sources), "-B", str(build), *definitions])
+        _run("configuring", ["cmake", "-S", str(sources), "-B", str(build), *definitions])
         cores = str(len(os.sched_getaffinity(0)))
-        _run("compiling", [cmake, "--build", str(build), "--config", "Release", "-j", cores])
-        _run("installing", [cmake, "--install", str(build)], {"DESTDIR": str(stage)})
+        _run("compiling", ["cmake", "--build", str(build), "--config", "Release", "-j", cores])
+        _run("installing", ["cmake", "--install", str(build)], {"DESTDIR": str(stage)})
         _place(stage / options.prefix.relative_to("/"), options.prefix)
 
 
@@ -96,24 +96,18 @@ def _of_wheel(package: str, pattern: str) -> Path | None:
     return next((lib for folder in folders for lib in sorted(folder.glob(pattern))), None)
 
 
-def _tool(name: str, remedy: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise BuildError(f"{name} is not on the path, and building needs it; `{remedy}`")
-    return path
+def _check_tools() -> None:
+    """Refuse to begin without all that building takes, as CMake would in twenty lines.
 
-
-def _compiler() -> None:
-    """Refuse to begin without a compiler and a build tool, as CMake would in twenty lines."""
-    for tools, variable, package in (
-        (("c++", "g++", "clang++"), "CXX", "g++"),
-        (("make", "gmake", "ninja"), "CMAKE_GENERATOR", "make"),
-    ):
-        if not os.environ.get(variable) and not any(map(shutil.which, tools)):
-            raise BuildError(
-                f"none of {', '.join(tools)} is on the path, and building needs one; install it, "
-                f"such as with `apt install {package}`"
-            )
+    Raises: BuildError naming all that is missing.
+    """
+    missing = [tool for tool in BUILD_TOOLS if tool.find() is None]
+    if missing:
+        wanted = " and ".join(f"one of {', '.join(tool.programs)}" for tool in missing)
+        remedies = ", ".join(f"`{tool.remedy}`" for tool in missing)
+        raise BuildError(
+            f"building needs {wanted.replace('one of cmake', 'cmake')}, not on the path: {remedies}"
+        )
 
 
 def _sources() -> Path:

@@ -67,7 +67,7 @@ void put(Params& params, double value) {
 }
 
 const NumberOption kNumbers[] = {
-    {"temperature", [](double v) { return v >= 0; }, "a number of 0 or more",
+    {"temperature", [](double v) { return v >= 0; }, "a finite number of 0 or more",
      put<&Params::temperature>},
     {"top_p", is_share, "a number above 0, up to 1", put<&Params::top_p>},
     {"min_p", is_fraction, "a number from 0 to 1", put<&Params::min_p>},

@@ -17,7 +17,7 @@ struct Machine {
   std::string accelerator;
   std::string library;
 
-  // In which way another machine differs, this one first.
+  // Where or how this one measures and the other does not.
   std::optional<std::string> difference(const Machine& other) const;
 };
 
