@@ -308,6 +308,10 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"$schema": "https://json-schema.org/draft/2019-09/schema", "prefixItems": [NULL]}, ["[]"],
      ["[1]"]),
     ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}, ["5"], ["6"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://a.example/b/",
+      "allOf": [{"$id": "http://a.example/", "$ref": "c"}], "definitions": {
+          "x": {"$id": "http://a.example/c", "type": "string"}, "y": {"$id": "c", **NULL}}},
+     ["null"], ['"a"']),
     ({"type": "integer"}, ["-9223372036854774784", "1234567890123456789"], ["1" * 20]),
     # Characters that JSON strings have as escapes alone.
     *((schema, [f'"a\\u00{ord(character):02x}b"'], ['"ab"', '"a\x7fb"', '"a\\u0062"'])
