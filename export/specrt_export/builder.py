@@ -121,8 +121,11 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         builder = replace(
             builder, gate=gate, fitted=pieces.fitted, fitted_sources=pieces.fitted_sources
         )
+    builder.check()
+    progress("read weights", 0.0)
+    for model in inputs:
+        model.checkpoint.check_numbers()
     with atomic_folder(out) as folder:
-        builder.check()
         _warn(inputs, progress)
         models: dict[str, ModelRecord] = {}
         said: dict[str, Likeliest | None] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from specrt.bundle import PREPROCESSOR_CONFIG, PROCESSOR_CONFIG
 from specrt.engine.protocol import Source
-from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.errors import BuildError, CheckpointError, RequestError, first_line
 from specrt.speech.log_mel import LogMel, log_mel_of
 from specrt.speech.wav import read_wav
 from specrt.text.prompt_file import read_text
@@ -129,6 +129,8 @@ def feature_extractor(checkpoint: Checkpoint) -> LogMel:
             found = found if name == PREPROCESSOR_CONFIG else found.get("feature_extractor", found)
             return log_mel_of(found)
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be used ({error}); fetch it again") from error
+            raise CheckpointError(
+                f"{path} cannot be used ({first_line(error)}); fetch it again"
+            ) from error
     bins = checkpoint.config.get("num_mel_bins")
     return LogMel(bins) if isinstance(bins, int) and bins > 0 else LogMel()

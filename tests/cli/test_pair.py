@@ -152,7 +152,7 @@ def test_activations_are_left_out_of_folders_that_quantize_them(model: Model) ->
 def test_a_checkpoint_that_is_not_there_is_named_with_its_role(model: Model) -> None:
     model("big")
     for pair, named in (
-        (CheckpointPair("no/where/at/all"), "target: no folder no/where/at/all"),
+        (CheckpointPair("no/where/at/all"), "target: there is no folder no/where/at/all"),
         (CheckpointPair("big", "none.gguf"), "draft: none.gguf cannot be read"),
         (CheckpointPair("r.toml"), "target: "),
     ):
@@ -223,7 +223,7 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("--target big --precision int3", "'int3'"),
         ("--target big --backend abacus", "engine.backend is 'abacus'"),
         ("--target big --max-length 1", "1 is not in the range"),
-        ("--target no/thing/here", "target: no folder no/thing/here"),
+        ("--target no/thing/here", "target: there is no folder no/thing/here"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(

@@ -30,6 +30,7 @@ from specrt.params import SamplingParams
 from specrt_export import builder
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.builder import build, is_fresh
+from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -322,6 +323,22 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
     assert stages == []
     assert not out.exists()
     assert leftovers(out) == []
+
+
+def test_weights_that_are_not_numbers_are_named_before_any_work(small: Path, out: Path) -> None:
+    """In the draft, too, and wherever they are; in bf16 these are its NaN and minus infinity."""
+    file = small.parent / "draft" / "model.safetensors"
+    held = Checkpoint.open(file.parent).weights["model.norm.weight"]
+    stages: list[str] = []
+    for place, bits in ((0, 0x7FC0), (held.bytes - 2, 0xFF80)):
+        data = bytearray(file.read_bytes())
+        at = held.offset + place
+        data[at : at + 2] = bits.to_bytes(2, "little")
+        file.write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"model\.norm\.weight holds NaN or infinity; ex"):
+            build(read_recipe(small), out, lambda stage, done: stages.append(stage))
+    assert stages == ["read weights"] * 2
+    assert not out.exists()
 
 
 def test_a_graph_that_computes_something_else_than_transformers_is_refused(

@@ -20,6 +20,7 @@ from specrt.system.memory import size
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
+    from specrt_export.checkpoint import Checkpoint
     from specrt_export.portable.attachment import ExportedGraph
 
 
@@ -91,7 +92,9 @@ def _export(
             "--config-only, or name it as `checkpoint` in a recipe and build that"
         )
     # A graph takes its place only once it has passed.
-    place = out.with_name(f".{out.name}.unchecked") if check else out
+    place = out if config_only else out.with_name(f".{out.name}.unchecked")
+    if check:
+        checkpoint.check_numbers()
     try:
         if attach:
             from specrt_export.portable.attachment import attach_graph
@@ -102,17 +105,24 @@ def _export(
             from specrt_export.portable.exporter import export_graph
 
             graph = export_graph(checkpoint, place, progress=show)
-        if not check:
+        if config_only:
             return graph, None
-        from specrt_export.check.equivalence import check_parity
+        from specrt_export.portable.attachment import check_weights
 
-        show("check")
-        report = check_parity(checkpoint, place)
+        check_weights(place, checkpoint)
+        report = _compare(checkpoint, place, show) if check else None
         return _moved(graph, place, out), report
     finally:
-        if check:
+        if place != out:
             for written in (place, *place.parent.glob(f"{place.stem}.*{place.suffix}")):
                 written.unlink(missing_ok=True)
+
+
+def _compare(checkpoint: Checkpoint, graph: Path, show: Callable[[str], None]) -> ParityReport:
+    from specrt_export.check.equivalence import check_parity
+
+    show("check")
+    return check_parity(checkpoint, graph)
 
 
 def _moved(graph: ExportedGraph, place: Path, out: Path) -> ExportedGraph:

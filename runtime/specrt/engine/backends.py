@@ -265,7 +265,7 @@ def _missing_for_cuda() -> str:
     try:
         from specrt.engine.ort_cuda import INSTALL, missing, unloadable
     except Exception as error:  # a broken installation of the library raises anything
-        return f"onnxruntime cannot be imported ({error}); install it again"
+        return f"onnxruntime cannot be imported ({first_line(error)}); install it again"
     if lacks := missing():
         return lacks
     absent = unloadable()

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import WordLevel
 
-from specrt.errors import BundleError, RequestError
+from specrt.errors import BundleError, RequestError, first_line
 from specrt.text.detokenizer import (
     CONTEXT,
     ByteDetokenizer,
@@ -160,7 +160,7 @@ class Tokenizer:
             self._tokenizer: Any = HubTokenizer.from_buffer(found)
         except Exception as error:  # the library raises bare Exception
             raise BundleError(
-                f"{path} is not a tokenizer: {error}; build the bundle again"
+                f"{path} is not a tokenizer: {first_line(error)}; build the bundle again"
             ) from error
         self.sha256 = hashlib.sha256(found).hexdigest()
         """Of its file."""
