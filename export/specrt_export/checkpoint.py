@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from specrt.errors import CheckpointError, first_line, how_to_install, reason_of
+from specrt.held_file import read_file
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.prequantized.folder import QuantizedFolder
@@ -342,11 +343,13 @@ def is_hub_name(name: str) -> bool:
 
 def _json(path: Path, why: str) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; {why}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from error
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({first_line(error)}); fetch it again"
+        ) from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}, not an object")
     return data

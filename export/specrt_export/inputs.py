@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from specrt.bundle import GENERATION_CONFIG
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError, CheckpointError, RequestError, first_line
+from specrt.held_file import read_file
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, st
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     try:
-        tokenizer = HubTokenizer.from_file(str(path))
+        tokenizer = HubTokenizer.from_buffer(read_file(path))
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # The tokenizers library raises bare Exception for whatever it cannot read.
     except Exception as error:
@@ -640,9 +641,9 @@ def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
 def _generation_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     path = checkpoint.folder / GENERATION_CONFIG
     try:
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = json.loads(read_file(path)) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
+        raise CheckpointError(f"{path} is not JSON: {first_line(error)}; fetch it again") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds {short(settings)}; expected an object, fetch it again")
     return settings

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
-from specrt.errors import CheckpointError, RecipeError
+from specrt.errors import CheckpointError, RecipeError, first_line
+from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.records import read
 from specrt.system.doctor import best_backend
@@ -244,19 +245,18 @@ def parse(path: Path) -> dict[str, Any]:
     Raises: RecipeError.
     """
     try:
-        return parse_text(path.read_text(encoding="utf-8-sig"), path)
+        return parse_text(read_file(path).decode("utf-8-sig"), path)
     except FileNotFoundError:
         raise RecipeError(
             f"{path} does not exist; a recipe is a TOML file, such as engines/codelet/recipe.toml"
         ) from None
-    except IsADirectoryError:
-        raise RecipeError(
-            f"{path} is a folder; name the recipe in it, {path}/recipe.toml"
-        ) from None
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
+        raise RecipeError(
+            f"{path} is not UTF-8 text: {error.reason}; a recipe is a TOML file"
+        ) from None
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+        inside = f"; name the recipe in it, {path}/recipe.toml" if path.is_dir() else ""
+        raise RecipeError(f"{path} cannot be read as TOML: {first_line(error)}{inside}") from error
 
 
 def parse_text(text: str, path: Path) -> dict[str, Any]:

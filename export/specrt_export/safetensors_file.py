@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.errors import CheckpointError
+from specrt.errors import CheckpointError, first_line
+from specrt.held_file import open_file
 
 SINGLE = "model.safetensors"
 
@@ -76,8 +78,8 @@ def read_header(path: Path) -> dict[str, WeightBytes]:
     Raises: CheckpointError if the file is missing, truncated, or its header lies.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(HEADER_LIMIT, size - 8):
                 raise _damaged(path, f"its header claims {length} bytes of {size}")
@@ -85,7 +87,7 @@ def read_header(path: Path) -> dict[str, WeightBytes]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _damaged(path, first_line(error)) from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not an object")
     entries.pop("__metadata__", None)

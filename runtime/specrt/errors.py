@@ -84,7 +84,8 @@ def shortage(error: BaseException) -> str | None:
 
 def first_line(error: BaseException) -> str:
     """Return an error's text in one line; the name of its type where it has none."""
-    return one_line(str(error)) if str(error).strip() else type(error).__name__
+    text = getattr(error, "strerror", None) or str(error)
+    return one_line(text) if text.strip() else type(error).__name__
 
 
 _LONGEST = 400

@@ -79,9 +79,13 @@ def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, buil
     assert not is_fresh(recipe, built)
 
 
-SLOW_BUILD = """
+BARE = """
 import sys, time
 sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscript")))
+"""
+"""Without an exporter, as after `pip install specrt[build]`: the recipe names its graphs."""
+
+SLOW_BUILD = f"""{BARE}
 from pathlib import Path
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
@@ -93,7 +97,6 @@ def hook(stage, done):
 
 build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]), hook)
 """
-"""Without an exporter, as after `pip install specrt[build]`: the recipe names its graphs."""
 
 
 def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, built: Path) -> None:
@@ -110,6 +113,25 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, bu
         shutil.copytree(built, folder, dirs_exist_ok=True)
     assert leftovers(built) == []
     assert hashes(built) == before
+
+
+def test_sigterm_ends_a_build_as_ctrl_c_does(small: Path, out: Path) -> None:
+    """Also two at once, which `timeout` sends."""
+    program = f"{BARE}\nfrom specrt.cli import main\nmain()"
+    command = [sys.executable, "-c", program, "build", str(small), "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "compile" not in process.stderr.readline():
+            pass
+        assert len(leftovers(out)) == 1
+        process.terminate()
+        process.terminate()
+        said = process.stderr.read()
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == "specrt: interrupted"
+    assert "Traceback" not in said
+    assert leftovers(out) == []
+    assert not out.exists()
 
 
 def dead_process() -> int:

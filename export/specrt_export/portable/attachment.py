@@ -6,7 +6,6 @@ No torch here: a graph that was exported elsewhere meets its weights on any mach
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
+from specrt.held_file import replacing
 from specrt_export.checkpoint import NEVER_READ, Checkpoint
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import (
@@ -117,13 +117,11 @@ def save_graph(model: onnx.ModelProto, out: Path) -> ExportedGraph:
     Raises: ExportError.
     """
     data = model.SerializeToString(deterministic=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
-        aside.replace(out)
+        with replacing(out) as file:
+            file.write(data)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise ExportError(
             f"cannot write {out} ({error.strerror}); free space or choose another --out"
         ) from error

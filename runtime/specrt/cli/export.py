@@ -15,6 +15,7 @@ import click
 
 from specrt.cli.options import progress
 from specrt.errors import ExportError, how_to_install
+from specrt.held_file import check_place
 from specrt.system.doctor import missing_exporter
 from specrt.system.memory import size
 
@@ -65,6 +66,11 @@ def command(
     absent = missing_exporter() if check or not attach else None
     if absent is not None:  # before a checkpoint is downloaded, and without importing any
         raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        check_place(out)
+    except OSError as error:
+        raise ExportError(f"cannot write {out} ({error.strerror}); choose another --out") from error
     with progress("export") as show:
         graph, report = _export(
             checkpoint, out, check, config_only, attach, revision, lambda stage: show(None, stage)

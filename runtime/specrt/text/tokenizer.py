@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import WordLevel
 
 from specrt.errors import BundleError, RequestError, first_line
+from specrt.held_file import read_file
 from specrt.text.detokenizer import (
     CONTEXT,
     ByteDetokenizer,
@@ -156,7 +157,7 @@ class Tokenizer:
     ) -> None:
         """Read a file; `data` are its bytes where they are known."""
         try:
-            found = path.read_bytes() if data is None else data
+            found = read_file(path) if data is None else data
             self._tokenizer: Any = HubTokenizer.from_buffer(found)
         except Exception as error:  # the library raises bare Exception
             raise BundleError(
