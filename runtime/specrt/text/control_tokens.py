@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.bundle import TOKENIZER_CONFIG
+from specrt.held_file import read_file
 
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 
@@ -66,7 +67,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -77,7 +78,7 @@ def read_tokenizer(path: Path) -> bytes:
 
     Raises: OSError.
     """
-    data = path.read_bytes()
+    data = read_file(path)
     named = set(_special_names(tokenizer_config(path.parent)))
     if not named:
         return data
