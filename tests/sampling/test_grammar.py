@@ -412,6 +412,16 @@ def test_references_lead_where_the_standard_says(
                 break
 
 
+def test_schemas_within_a_grammar_are_read_alike(grammars: Grammars) -> None:
+    """What only looks like one stays as it is."""
+    schema = '{"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}'
+    grammar = f'start: "%json [ ]" /%json [ ]/ <|tool|> %json {schema} // %json [ ]'
+    path = [*b"%json [ ]%json  ", TOOL, *b"5"]
+    made = processor(grammars, grammar=grammar)
+    assert all(token in allowed(made, *path[:depth]) for depth, token in enumerate(path))
+    assert allowed(made, *path[:-1]) == [ord("5")]
+
+
 class Broken:
     def model_json_schema(self) -> None:
         raise ValueError("no")
