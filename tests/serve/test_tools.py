@@ -79,6 +79,65 @@ def test_a_forced_call_that_is_cut_is_a_call(toy: Live, less: int) -> None:
     assert message["stop_reason"] == ("max_tokens" if less else "tool_use")
 
 
+CITY = {"enum": ["Oslo", "Rome"]}
+NESTED: list[dict[str, Any]] = [
+    {"properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": CITY}},
+    {"properties": {"city": {"$ref": "#/definitions/a~1b%25"}}, "definitions": {"a/b%": CITY}},
+    {"properties": {"name": CITY, "city": {"$ref": "#/properties/name"}}},
+    {"properties": {"city": {"$ref": "c"}}, "$defs": {"a": {"$id": "c", **CITY}}, "$id": "tool"},
+    {"properties": {"city": {"$ref": "#c"}}, "$defs": {"a": {"$anchor": "c", **CITY}}},
+]
+
+
+@pytest.mark.parametrize("schema", NESTED, ids=lambda schema: str(schema)[:60])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_references_of_a_tool_lead_within_that_tool(
+    toy: Live, path: str, schema: dict[str, Any]
+) -> None:
+    """Another tool has definitions of the same names."""
+    schema |= {"type": "object", "required": ["city"], "additionalProperties": False}
+    other = json.loads(json.dumps(schema).replace("Oslo", "Bonn").replace("Rome", "Bern"))
+    both = {"other": other, "time": schema}
+    names = {"/v1/responses": "parameters", "/v1/messages": "input_schema"}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "name": n, names.get(path, "parameters"): s} for n, s in both.items()
+    ]
+    if path == "/v1/messages":
+        body: dict[str, Any] = {"messages": BODY["messages"], "max_tokens": 100}
+        tools = [{k: v for k, v in tool.items() if k != "type"} for tool in tools]
+        choice: Any = {"type": "any"}
+    elif path == "/v1/responses":
+        body, choice = {"input": "?", "max_output_tokens": 100}, "required"
+    else:
+        body, choice = {"messages": BODY["messages"], "max_tokens": 100}, "required"
+        tools = [{"type": "function", "function": tool} for tool in tools]
+    found = set()
+    for seed in range(6):
+        answer = toy.post(path, **body, tools=tools, tool_choice=choice, seed=seed)
+        name, arguments = _call_of(answer)
+        assert arguments["city"] in (["Oslo", "Rome"] if name == "time" else ["Bonn", "Bern"])
+        found.add(name)
+    assert found == {"other", "time"}
+
+
+def _call_of(answer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of the one call of an answer of any route."""
+    if "content" in answer:
+        return answer["content"][0]["name"], answer["content"][0]["input"]
+    if "output" in answer:
+        call = answer["output"][0]
+    else:
+        call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+    return call["name"], json.loads(call["arguments"])
+
+
+@pytest.mark.parametrize("parameters", [[1], "x", {"properties": {"a": {"$ref": "#/$defs/b"}}}])
+def test_parameters_that_are_no_schema_are_refused(toy: Live, parameters: Any) -> None:
+    function = {"name": "f", "parameters": parameters}
+    body = {**BODY, "tools": [{"type": "function", "function": function}]}
+    assert "expected" in toy.refusal("/v1/chat/completions", 400, **body, tool_choice="required")
+
+
 @pytest.mark.parametrize("several", [None, True, False])
 def test_an_answer_has_one_call_where_calls_may_not_be_parallel(
     toy: Live, several: bool | None

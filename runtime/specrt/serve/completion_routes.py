@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator, Sequence
 from time import time
 from typing import Any
@@ -320,7 +321,8 @@ def completion_routes(service: Service) -> APIRouter:
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; expected 1 or more, or echo")
         ranked = body.logprobs
-        params = body.params(
+        params = await to_thread(
+            body.params,
             None if body.max_tokens is None else max(1, body.max_tokens),
             service.context,
             logprobs=ranked,

@@ -15,14 +15,14 @@ from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
-from specrt.serve.bodies import MOST_STOPS
+from specrt.serve.bodies import MOST_STOPS, Items, Messages
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
 from specrt.serve.tools import ToolUse, tool_use
 from specrt.text.message_forms import object_of
 
-Blocks = str | list[dict[str, Any]]
+Blocks = str | Items[dict[str, Any]]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Names of `tool_choice`, and those that the chat route has for them."""
@@ -41,9 +41,9 @@ class ConversationMessage(BaseModel):
 class CountBody(ConvertedBody):
     """A request to /v1/messages/count_tokens."""
 
-    messages: Annotated[list[ConversationMessage], Field(min_length=1)]
+    messages: Messages[ConversationMessage]
     system: Blocks | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {

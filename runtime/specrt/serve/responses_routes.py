@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
+from specrt.serve.bodies import Items, Messages
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
@@ -33,16 +34,16 @@ class TextOptions(BaseModel):
 class ResponsesBody(ConvertedBody):
     """A request to /v1/responses."""
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | Messages[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     store: bool | None = None
     truncation: str | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = None
+    include: Items[str] | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
 

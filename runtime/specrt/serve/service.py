@@ -159,7 +159,7 @@ class Service:
         Raises: RequestError where both a call is forced and the text is constrained, too.
         """
         more: dict[str, Any] = {"logprobs": body.ranked}
-        forced = use.schema()
+        forced = await asyncio.to_thread(use.schema)
         if forced is not None:
             if body.constraint():
                 raise RequestError(
@@ -167,7 +167,7 @@ class Service:
                     "expected one of them"
                 )
             more["json_schema"] = forced
-        params = body.params(body.most_tokens, self.context, **more)
+        params = await asyncio.to_thread(body.params, body.most_tokens, self.context, **more)
         prompt = await asyncio.to_thread(self.render, body.messages, use.described)
         answers = await self.begin([prompt], params, **body.draft_options)
         answers.read_calls(use, reasoning=begins_reasoning(prompt))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 from specrt.errors import RequestError, did_you_mean
+from specrt.json_schema import Path, rooted
 from specrt.serve.bodies import MOST_SCHEMA, ChatBody
 from specrt.serve.tool_calls import (
     CallStream,
@@ -43,12 +45,15 @@ class ToolUse:
         """Return the schema that the text must match; None where the model is free."""
         if self.forced is None:
             return None
-        calls = [
-            _call_schema(tool["function"])
+        functions = [
+            tool["function"]
             for tool in self.tools
             if self.forced in ("required", tool["function"]["name"])
         ]
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if len(functions) == 1:
+            return _call_schema(functions[0], ())
+        calls = [_call_schema(one, ("anyOf", at)) for at, one in enumerate(functions)]
+        return {"anyOf": calls}
 
     def stream(self, *, reasoning: bool = False) -> CallStream | None:
         """Return what finds the calls in a completion; None where there can be none.
@@ -117,12 +122,23 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call, as Hermes and Qwen write one."""
-    parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+def _call_schema(function: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """Return the schema of a call as Hermes and Qwen write one, for a place of the whole schema.
+
+    Raises: RequestError for parameters with a reference that leads nowhere.
+    """
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise RequestError(
+            f"the parameters of {function['name']!r} are {short(parameters)}; expected a JSON "
+            "Schema of an object"
+        )
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": rooted(parameters, (*place, "properties", "arguments")),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

@@ -166,6 +166,11 @@ class Tokenizer:
         detokenizer = self.detokenizer(before)
         return detokenizer.push(ids) + detokenizer.finish()
 
+    def name(self, token: int) -> str | None:
+        """Return what the file calls a token, control tokens too; None for an unknown id."""
+        found: str | None = self._tokenizer.id_to_token(token)
+        return found
+
     def piece(self, token: int) -> str:
         """Return the text of a token behind others; parts of characters are U+FFFD."""
         if self._spelling is None:
