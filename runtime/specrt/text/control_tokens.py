@@ -1,6 +1,6 @@
 """Which tokens control a conversation: no text of a message becomes one of them.
 
-Special tokens do: those that `tokenizer.json` has as special, and those that the files beside it
+Special tokens do: those that `tokenizer.json` has as special, and those that the files next to it
 name. So do added tokens that are not special where a chat template writes them, as `</think>` of
 Qwen and `[INST]` of others. Other added tokens are vocabulary: runs of blanks, words, tags that
 the model was trained to read in text.

@@ -30,6 +30,8 @@ def called_names(messages: Sequence[Any]) -> set[str]:
 
 def _reasoned(message: Any) -> Any:
     """Return a message with its reasoning by all names."""
+    if not isinstance(message, dict):
+        return message
     given = {name: message[name] for name in REASONING if message.get(name) is not None}
     return (
         message | dict.fromkeys(REASONING, next(iter(given.values()))) | given if given else message
