@@ -45,14 +45,18 @@ def started(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_what_runs_end(codelet: Path, number: int) -> None:
+def test_a_signal_lets_what_runs_end(codelet: Path, tmp_path: Path, number: int) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# of the team\n  #old\n of-the-team \n")
     body = {"prompt": "def f(", "max_tokens": 300, "ignore_eos": True, "stream": True, "gamma": 0}
     with (
-        started(codelet, SPECRT_API_KEY="k") as (url, process),
+        started(codelet, "--api-key-file", str(keys), SPECRT_API_KEY="k") as (url, process),
         httpx.Client(base_url=url, headers={"Authorization": "Bearer k"}, timeout=60) as client,
         client.stream("POST", "/v1/completions", json=body) as answer,
     ):
-        assert httpx.get(f"{url}/v1/models").status_code == 401
+        for key, status in {"#old": 401, "# of the team": 401, "of-the-team": 200}.items():
+            asked = {"X-Api-Key": key, "Host": "llm.example"}
+            assert httpx.get(f"{url}/v1/models", headers=asked).status_code == status
         assert client.get("/v1/models").json()["data"][0]["specrt"]["backend"] == "ort-cpu"
         lines = answer.iter_lines()
         next(lines)
@@ -98,6 +102,7 @@ def test_what_is_cut_is_told_so(codelet: Path, tmp_path: Path, signals: int) -> 
         body = LONG | {"prompt": "def f("}
         whole = pool.submit(client.post, "/v1/completions", json=body, timeout=60)
         begun.wait(60)
+        assert client.get("/health", headers={"Host": "evil.example"}).status_code == 403
         while 'num_requests_waiting{model_name="codelet"} 4.0' not in client.get("/metrics").text:
             assert process.poll() is None
         for _ in range(signals):
@@ -155,7 +160,7 @@ def test_what_cannot_be_served_is_one_line(codelet: Path, tmp_path: Path) -> Non
     assert "--port" in refused(str(codelet), "--port", "70000")
     assert "specrt build" in refused(str(tmp_path / "nothing"), "--port", "0")
     empty = tmp_path / "keys"
-    empty.write_text("\n")
+    empty.write_text("\n# none yet\n")
     assert "no key" in refused(str(codelet), "--port", "0", "--api-key-file", str(empty))
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for")
