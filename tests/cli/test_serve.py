@@ -183,4 +183,4 @@ def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert refused_.returncode == 2
-        assert "key" in refused_.stderr
+        assert "401, this server needs a key" in refused_.stderr

@@ -97,7 +97,7 @@ class ServerOptions:
         if any(not key.strip() for key in self.api_keys):
             raise RequestError("an API key is empty; leave it out, or give one")
         for origin in self.allow_origins:
-            if origin != ANY and not re.fullmatch(r"https?://[^/\s*]+", origin):
+            if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*]+", origin):
                 raise RequestError(
                     f"origin {short(origin)} is none; expected one such as 'https://app.example', "
                     "without a path, or '*'"
@@ -368,7 +368,7 @@ class AccessControl:
     def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         """Return the status and why, if the request is of a page that may not use the server."""
         hosts = [value for key, value in scope["headers"] if key.lower() == b"host"]
-        if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
+        if len(hosts) > 1 or (not hosts and scope.get("http_version") == "1.1"):
             return 400, f"the request has {len(hosts)} Host headers; expected one"
         reason = self._policy.refuses_host(hosts[0].decode("latin-1")) if hosts else None
         if reason is None and not self._keys:
