@@ -100,6 +100,12 @@ class LinkConnection(_Connection, WebSocketsSansIOProtocol):
             self.transport.write(_refusal(400, f"this is not a WebSocket's handshake: {wrong}"))
             self.transport.close()
 
+    async def send(self, message: Any) -> None:
+        """Send; an answer that refuses ends the handshake, which uvicorn logs as an error else."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True
+
     def handle_cont(self, event: Any) -> None:
         """Take a fragment of a message."""
         self._fragments = 0 if event.fin else self._fragments + 1
