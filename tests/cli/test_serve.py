@@ -175,7 +175,10 @@ def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:
         variables = {**os.environ, "SPECRT_API_KEY": "k"}
         return subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL, env=variables)
 
-    with started(codelet, "--verify", SPECRT_API_KEY="k") as (url, _):
+    names = ("--allow-host", "llm.example")
+    with started(codelet, "--verify", *names, SPECRT_API_KEY="k") as (url, _):
+        for host, status in {"llm.example": 200, "localhost": 200, "evil.example": 403}.items():
+            assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
         remote = url.replace("http", "ws")
         assert text("--remote", remote, "--gamma", "4") == text("--gamma", "0")
         refused_ = subprocess.run(

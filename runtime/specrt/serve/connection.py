@@ -139,26 +139,25 @@ class HttpConnection(_Connection, HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request has come, or none after the last answer."""
-        return self._in_head and not self._unanswered
+        """Whether no request has come, none after the last answer, or none that is taken."""
+        return self._refused or (self._in_head and not self._unanswered)
 
     def connection_made(self, transport: Any) -> None:
         """Begin, or refuse to where the server is full."""
         self._unanswered = deque()
         super().connection_made(transport)
-        self._since = monotonic()
-        others = [one for one in self.connections if not one.transport.is_closing()]
-        if len(others) > self.limits.connections:
-            self._make_room([one for one in others if isinstance(one, HttpConnection)])
-
-    def _make_room(self, connections: list[HttpConnection]) -> None:
-        idle = [one for one in connections if one.idle and one is not self]
+        self._since, most = monotonic(), self.limits.connections
+        open_ = [one for one in self.connections if not one.transport.is_closing()]
+        if len(open_) <= most:
+            return
+        idle = [one for one in open_ if isinstance(one, HttpConnection) and one.idle]
+        idle.remove(self)
         if idle:
             min(idle, key=lambda one: one._since).transport.abort()
         else:
-            self.refuse(
-                503, f"{self.limits.connections} connections are open, the most here; try later"
-            )
+            self.on_refusal(503)
+            transport.write(_refusal(503, f"{most} connections are open, the most here; try later"))
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Read in pieces, each within the limits."""
@@ -229,6 +228,8 @@ class HttpConnection(_Connection, HttpToolsProtocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Answer with an error, unless an answer has begun, and read no more."""
+        if self._refused:
+            return
         self.on_refusal(status)
         self._refused, self._since = True, monotonic()
         if self._unanswered and self._unanswered[0].response_started:
