@@ -164,7 +164,7 @@ FEW = b"a" * 9000
         (400, POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
         (400, POST + b"Transfer-Encoding: gzip\r\n\r\n"),
         (429, (GET + b"\r\n") * 500),
-        (400, b"\r\n" * (MOST_HEAD_BYTES // 2 - 8) + b"\x16" * 4096),
+        (400, b"\r\n" * (MOST_HEAD_BYTES // 2 + 8) + b"\x16" * 4096),
         (400, LINK + b"".join(b"X%d: y\r\n" % n for n in range(200)) + b"\r\n"),
         (400, LINK + b"X: " + FEW + b"\r\n\r\n"),
         (400, LINK + b"Content-Length: 2\r\n\r\n{}"),
