@@ -16,14 +16,15 @@ import click
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
-from specrt.serve import ServerOptions, VerifyLimits, app
+from specrt.generator import Generator
 from specrt.text.prompt_file import read_text
 
 
 @click.command("serve")
 @bundle_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
 @click.option(
     "--api-key-file",
@@ -133,6 +134,8 @@ def command(
     Requests share the rows of the bundle as they come and go. SIGTERM and Ctrl-C let what runs
     end. No prompt and no text is logged.
     """
+    from specrt.serve import ServerOptions, VerifyLimits, app
+
     keys = _keys(api_key_file)
     with _listening(host, port) as listener:
         loopback = ip_address(listener.getsockname()[0]).is_loopback
@@ -196,6 +199,7 @@ def _serve(
 
     service = application.state.service
     print_notices(service.generator.notices)
+    print(_drafting(service.generator), file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listener.getsockname()[1]}"
 
@@ -208,6 +212,14 @@ def _serve(
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    print(f"stopped serving {service.name}", file=sys.stderr)
+
+
+def _drafting(generator: Generator) -> str:
+    """Return in words what drafts where a request does not say, and how many requests run."""
+    rows = "1 request runs" if generator.rows == 1 else f"{generator.rows} requests run"
+    drafter, gamma = generator.check_drafter(None), generator.check_gamma(None)
+    return f"drafter {drafter}, gamma {gamma}; {rows} at once, others wait"
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from specrt.errors import RequestError, first_line, reason_of
 from specrt.serve.admission import ShutDownError
+from specrt.serve.large_bodies import BodyField, read_body
 from specrt.serve.service import ServedCompletions
 
 T = TypeVar("T")
@@ -164,7 +165,9 @@ class StrictJsonRoute(APIRoute):
         async def strict(request: HttpRequest) -> Response:
             if request.method == "POST":
                 _require_json(request.headers.get("content-type", ""))
-            return await handle(_StrictRequest(request.scope, request.receive))
+            given = _StrictRequest(request.scope, request.receive)
+            given.field = self.body_field
+            return await handle(given)
 
         return strict
 
@@ -184,26 +187,31 @@ def _require_json(content_type: str) -> None:
 
 
 class _StrictRequest(HttpRequest):
+    field: BodyField | None
+
     async def json(self) -> Any:
         """Return the body.
 
         Raises: HTTPException, which FastAPI passes on as it is.
         """
-        body = await self.body()
-        try:
-            value = json.loads(body, parse_constant=_no_number, parse_float=_finite)
-            if isinstance(value, dict):
-                return value
-            reason = f"it is {short(value)}; expected an object"
-        except json.JSONDecodeError as error:
-            reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        except UnicodeDecodeError as error:
-            reason = f"byte {error.start} is not UTF-8"
-        except RecursionError:
-            reason = "it is nested too deep"
-        except ValueError as error:
-            reason = first_line(error).partition("; use sys.")[0]  # a number of 4,300 digits
-        raise HTTPException(400, f"the body is not a JSON object: {reason}")
+        return await read_body(await self.body(), _strict_json, self.field)
+
+
+def _strict_json(body: bytes) -> Any:
+    try:
+        value = json.loads(body, parse_constant=_no_number, parse_float=_finite)
+        if isinstance(value, dict):
+            return value
+        reason = f"it is {short(value)}; expected an object"
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start} is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deep"
+    except ValueError as error:
+        reason = first_line(error).partition("; use sys.")[0]  # a number of 4,300 digits
+    raise HTTPException(400, f"the body is not a JSON object: {reason}")
 
 
 def _no_number(text: str) -> Any:
