@@ -18,6 +18,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
+from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_websocket
 
 from scheduler.support import Gate, rows, target_of
@@ -112,6 +113,26 @@ def patient(tokenizer: Tokenizer) -> Iterator[Served]:
         yield made
 
 
+@pytest.fixture
+def errors(patient: Served) -> Iterator[list[logging.LogRecord]]:
+    """What is logged as an error, tracebacks among it."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("uvicorn")  # the server set it up, and it passes nothing on
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
+@contextmanager
+def linked(made: Served) -> Iterator[ClientConnection]:
+    """Open a WebSocket as a device does, up to the server's welcome."""
+    with open_websocket(f"{made.url.replace('http', 'ws')}{PATH}") as link:
+        link.recv(10)
+        yield link
+
+
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 LAST = b"Connection: close\r\n"
@@ -174,17 +195,14 @@ FEW = b"a" * 9000
     ],
 )
 def test_requests_that_are_too_large_or_none(
-    patient: Served, caplog: pytest.LogCaptureFixture, wanted: int, data: bytes
+    patient: Served, errors: list[logging.LogRecord], wanted: int, data: bytes
 ) -> None:
-    logger = logging.getLogger("uvicorn")  # it passes nothing on
-    logger.addHandler(caplog.handler)
     answer = patient.told(data)
     assert status(answer) == wanted, answer
     if wanted >= 400:
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
     assert httpx.get(f"{patient.url}/health").status_code == 200
-    logger.removeHandler(caplog.handler)
-    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert errors == []
 
 
 BODY = json.dumps({"prompt": "ab", "max_tokens": 4}).encode()
@@ -285,8 +303,7 @@ def test_head_is_get_without_the_body(patient: Served, path: str) -> None:
 
 
 def test_a_message_of_a_websocket_has_no_end_of_fragments(patient: Served) -> None:
-    with open_websocket(f"{patient.url.replace('http', 'ws')}{PATH}") as link:
-        link.recv(10)
+    with linked(patient) as link:
         empty = Frame(Opcode.CONT, b"", fin=False).serialize(mask=True)
         with suppress(OSError):
             link.socket.sendall(Frame(Opcode.TEXT, b"", fin=False).serialize(mask=True))
@@ -294,6 +311,28 @@ def test_a_message_of_a_websocket_has_no_end_of_fragments(patient: Served) -> No
                 link.socket.sendall(empty * 1000)
         with pytest.raises(ConnectionClosed):
             link.recv(30)
+
+
+@pytest.mark.parametrize(
+    ("code", "frames"),
+    [
+        (1007, [Frame(Opcode.TEXT, b"\xff")]),
+        (1007, [Frame(Opcode.TEXT, b"\xf0\x9f", fin=False), Frame(Opcode.CONT, b"\x92", fin=True)]),
+        (4400, [Frame(Opcode.TEXT, b"\xf0\x9f", fin=False), Frame(Opcode.CONT, b"\x98\x80")]),
+        (1009, [Frame(Opcode.TEXT, b"a" * (1 << 20) + b"a")]),
+        (1002, [Frame(Opcode.CONT, b"a")]),
+    ],
+)
+def test_frames_that_are_none_close_with_a_code(
+    patient: Served, errors: list[logging.LogRecord], code: int, frames: list[Frame]
+) -> None:
+    with linked(patient) as link:
+        link.socket.sendall(b"".join(frame.serialize(mask=True) for frame in frames))
+        with suppress(ConnectionClosed):
+            while True:
+                link.recv(30)
+        assert link.protocol.close_code == code
+    assert errors == []
 
 
 def reader_of_nothing(made: Served) -> socket.socket:
@@ -337,8 +376,7 @@ def test_a_server_that_ends_is_seen_to_while_completions_run(tokenizer: Tokenize
         gate = Gate(target_of(made.service.generator))
         asked = pool.submit(httpx.post, made.url + TEXT, json=LONG, timeout=60)
         assert gate.inside.wait(30)
-        with open_websocket(f"{made.url.replace('http', 'ws')}{PATH}") as device:
-            device.recv(10)
+        with linked(made) as device:
             assert ready(made) == 200
             made.server.handle_exit(signal.SIGTERM, None)
             with pytest.raises(ConnectionClosed):

@@ -114,6 +114,17 @@ class LinkConnection(_Connection, WebSocketsSansIOProtocol):
         else:
             super().handle_cont(event)
 
+    def send_receive_event_to_app(self) -> None:
+        """Pass a message on; uvicorn logs a traceback for a text that is not UTF-8."""
+        try:
+            if self.curr_msg_data_type == "text":
+                b"".join(getattr(self, "frames", ())).decode()  # older versions have no `frames`
+        except UnicodeDecodeError:
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
+
     def sweep(self, now: float) -> None:
         """Drop the connection if a time is over, or too much waits."""
         super().sweep(now)
