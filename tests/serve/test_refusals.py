@@ -158,22 +158,35 @@ def test_other_models_and_paths_are_404(toy: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "named"),
     [
-        b"",
-        b"{",
-        b"[" * 100_000,
-        b'{"prompt": NaN}',
-        b"\xff\xfe",
-        b'"text"',
-        b"null",
-        b'{"prompt": "\\ud800"}',
+        (b"", "the body"),
+        (b"{", "line 1, column 2"),
+        (b'{\n "prompt": "x",\n "n": }', "line 3, column 7"),
+        (b'{"prompt": "x"} {', "line 1, column 17"),
+        (b"[" * 100_000, "too deep"),
+        (b'{"prompt": NaN}', "NaN is not a number"),
+        (b'{"prompt": 1e999}', "1e999 is not a number"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "5000 digits"),
+        (b"\xff\xfe{", "not a JSON object"),
+        (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
+        (b'"text"', "'text'; expected an object"),
+        (b"null", "None; expected an object"),
+        (b"[1]", "[1]; expected an object"),
+        (b'{"prompt": "\\ud800"}', ""),
     ],
 )
-def test_bodies_that_are_no_object(toy: Live, body: bytes) -> None:
+def test_bodies_that_are_no_object(toy: Live, body: bytes, named: str) -> None:
     answer = toy.http.post(TEXT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"]
+    assert named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/vnd.api+json"])
+def test_types_of_json_are_read(toy: Live, kind: str) -> None:
+    headers = {"content-type": kind}
+    answer = toy.http.post(TEXT, content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+    assert answer.status_code == 200
 
 
 def test_a_server_without_a_template_points_to_completions(tokenizer: Tokenizer) -> None:
@@ -194,7 +207,7 @@ def test_keys_open_everything_but_the_public_paths(tokenizer: Tokenizer) -> None
             assert answer.json()["error"]["type"] == "authentication_error"
         for headers in ({"Authorization": "Bearer right"}, {"X-Api-Key": "other"}):
             assert live.http.get("/v1/models", headers=headers).status_code == 200
-        key = {"Authorization": "Bearer right"}
+        key = {"Authorization": "Bearer right", "Content-Type": "application/json"}
         long = {"prompt": "x" * 1000}
         assert live.http.post(TEXT, json=long, headers=key).status_code == 413
 
@@ -224,6 +237,8 @@ def test_pages_of_named_origins_alone_may_call(tokenizer: Tokenizer) -> None:
 def test_options_out_of_range() -> None:
     with pytest.raises(RequestError, match="expected one such as"):
         ServerOptions(allow_origins=("app.example/path",))
+    with pytest.raises(RequestError, match="without scheme and port"):
+        ServerOptions(allow_hosts=("llm.example:80",))
     with pytest.raises(RequestError, match="max_queue"):
         ServerOptions(max_queue=-1)
     with pytest.raises(RequestError, match="empty"):
