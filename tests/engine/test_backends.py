@@ -77,9 +77,7 @@ def test_of_two_packages_the_one_that_is_loaded_counts(
     with pytest.raises(BundleError, match=r"pip install 'onnxruntime>=1\.31'"):
         check_versions(bundle.path, manifest)
     monkeypatch.setattr(sys, "version_info", (3, 10, 14))
-    with pytest.raises(
-        BundleError, match=r"Python 3\.10 has none that new: run .* 3\.11"
-    ):
+    with pytest.raises(BundleError, match=r"Python 3\.10 has none that new: run .* 3\.11"):
         check_versions(bundle.path, manifest)
 
 
