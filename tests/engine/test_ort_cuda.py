@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,37 @@ def test_an_engine_of_another_shape_or_damaged_is_refused(
     (tmp_path / "engine.onnx").write_bytes(b"not a graph")
     with pytest.raises(EngineError, match=r"no sound graph .*build the bundle again"):
         OrtCudaEngine(tmp_path / "engine.onnx", geometry, **limits)
+
+
+LOOKED_FOR = """
+import sys, warnings
+import onnxruntime as ort
+from onnx.parser import parse_model
+from specrt.engine.ort_cuda import PROVIDER, without_warnings
+
+warnings.simplefilter("ignore")
+head = '<ir_version: 9, opset_import: ["": 17]>'
+graph = parse_model(head + "g (float[1] x) => (float[1] y) { y = Identity(x) }")
+
+def opened():
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    given = [(PROVIDER, {"device_id": "0"})]
+    ort.InferenceSession(graph.SerializeToString(), options, providers=given)
+
+with without_warnings():
+    opened()
+print("then", file=sys.stderr, flush=True)
+opened()
+"""
+
+
+def test_no_warning_that_cuda_is_no_plugin() -> None:
+    """Which ONNX Runtime writes on any machine, also where it then falls back to the CPU."""
+    words = [sys.executable, "-c", LOOKED_FOR]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("then\n")
+    assert "No registered plugin EP" in done.stderr, "once nothing keeps it from it"
 
 
 GPUS = Devices(("A GPU", "Another"))

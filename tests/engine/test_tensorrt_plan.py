@@ -20,7 +20,15 @@ from specrt.engine.tensorrt.library import (
     lacks_to_run,
     open_library,
 )
-from specrt.engine.tensorrt.plan import WHOLE, TrtPlan, Wants, check_header, open_plan, supply
+from specrt.engine.tensorrt.plan import (
+    NO_SUCH_GPU,
+    WHOLE,
+    TrtPlan,
+    Wants,
+    check_header,
+    open_plan,
+    supply,
+)
 from specrt.errors import EngineError
 from specrt.system.gpu import Gpu, Survey
 from support.cuda_double import MACHINE, DoubleDevice
@@ -144,6 +152,7 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (3, "Error 1: x\nand more", r"Error 1: x \(it was built by another version .*, it was not"
                                     r" built for this GPU's .*\); build it again here"),
+        (2, f"RTX {NO_SUCH_GPU}", r"GPU's compute capability\); build it for tensorrt or ort-cuda"),
         (0, "Cuda Runtime (out of memory)", r"a plan of 0\.00 MiB, and 4\.00 MiB of 4\.00 MiB"),
     ],
 )  # fmt: skip

@@ -19,12 +19,14 @@ from functools import partial
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from gpucheck import supervisor
 from gpucheck.conclusion import summary
-from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, Outcome, Results, plain
+from gpucheck.correctness import opens
+from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, NotRunError, Outcome, Results, plain
 from gpucheck.orders import BACKENDS, INVENTORY, LONG, SHORT, Step, run_order, steps, working_way
 from gpucheck.settings import ROOT, SCRIPT, SIZES, RunSettings, environment
 from gpucheck.supervisor import command, report, supervise
@@ -32,6 +34,8 @@ from gpucheck.workbench import Workbench
 
 from gpu.gpu_double import GpuDouble
 from shared import nightly_but
+from specrt.engine.tensorrt.plan import NO_SUCH_GPU
+from specrt.errors import EngineError
 
 ALIKE = ["codelet.*@tensorrt-rtx", "*B-*@tensorrt", "8B*"]
 """Steps that are as others on doubles, where both TensorRT libraries and all sizes are one."""
@@ -322,6 +326,23 @@ def test_the_first_capability_that_works_is_what_plans_are_built_for(
     pytest.importorskip("tensorrt_rtx")
     built = Workbench(settings).build_probe("tensorrt-rtx", way, Evidence())
     assert built.record.capabilities == ("8.9",)
+
+
+def test_a_gpu_that_a_library_knows_nothing_of_is_said_once(
+    double: GpuDouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refusal = EngineError(f"no engine.plan: TensorRT-RTX {NO_SUCH_GPU}, and more")
+    monkeypatch.setattr(double, "build_probe", Mock(side_effect=refusal))
+    evidence, results = Evidence(), Results(tmp_path / "x.json")
+    with pytest.raises(NotRunError, match=r"runs on no GPU of capability 8\.9, as Double") as told:
+        opens(double, "tensorrt-rtx", evidence, "any")
+    refused = Outcome("open.any@tensorrt-rtx", NOT_RUN, str(told.value), facts=evidence.facts)
+    results.put(refused)
+    chosen = [s for s in steps(RunSettings()) if s.needs_gpu and s.backend == "tensorrt-rtx"]
+    ended = run_order(chosen[1:], results, pytest.fail, minutes=1e6)  # type: ignore[arg-type]
+    assert {outcome.reason for outcome in ended} == {refused.reason}
+    lines = summary([refused, *ended], results.read(), tmp_path).splitlines()
+    assert sum("runs on no GPU" in line for line in lines) == 1
 
 
 def test_numbers_of_every_backend_come_before_any_speed() -> None:

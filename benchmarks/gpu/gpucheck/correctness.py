@@ -17,6 +17,7 @@ from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
 from specrt.engine.protocol import Engine, Feed, Output, cuda_graphs, rows_of
 from specrt.engine.tensorrt.fused_round import CapturedRounds
+from specrt.engine.tensorrt.plan import NO_SUCH_GPU
 from specrt.errors import SpecrtError
 from specrt.generator import Generator
 from specrt.params import AUTO, Gamma, SamplingParams
@@ -398,7 +399,12 @@ def opens(bench: Workbench, backend: str, evidence: Evidence, way: str) -> None:
         with bench.engines(built) as (engine,):
             check_logits(engine, bench.reference("draft"), TOLERANCES["fp16"], evidence)
     except SpecrtError as error:  # one way of several
-        raise NotRunError(str(error)) from error
+        reason = str(error)
+        if NO_SUCH_GPU in reason:  # no other way will do
+            gpu = bench.survey().gpus[0]
+            reason = f"{backend} runs on no GPU of capability {gpu.capability}, as {gpu.name} has"
+            evidence.add(lacks=reason)
+        raise NotRunError(reason) from error
 
 
 def logits(bench: Workbench, backend: str, evidence: Evidence) -> None:

@@ -254,7 +254,9 @@ def blocked(step: Step, known: Known) -> str:
     tried = [known.get(f"open.{way}@{step.backend}") for way in WAYS[step.backend]]
     if working_way(step.backend, known) or None in tried:
         return ""
-    reasons = dict.fromkeys(one["reason"] for one in tried if one)
+    reasons = list(dict.fromkeys(one["reason"] for one in tried if one))
+    if len(reasons) == 1:
+        return str(reasons[0])
     return f"{step.backend} opens in no way: {'; '.join(reasons)}"
 
 

@@ -230,6 +230,7 @@ class SilentImport:
                 with _no_errors():
                     load(module)
                 module.set_default_logger_severity(4)
+                setattr(module, "set_default_logger_severity", lambda _: None)  # noqa: B010, for good
 
             spec.loader.exec_module = load_silently  # type: ignore[method-assign]
         return spec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -51,12 +51,13 @@ def open_session(
     if device == "cuda":
         _check_device(path, device_id)
     try:
-        session = ort.InferenceSession(
-            str(path),
-            _options(device),
-            providers=[_provider(device, device_id, captures)],
-            enable_fallback=0,
-        )
+        with without_warnings():
+            session = ort.InferenceSession(
+                str(path),
+                _options(device),
+                providers=[_provider(device, device_id, captures)],
+                enable_fallback=0,
+            )
     except Exception as error:  # the library raises its own pybind types
         if device == "cuda" and (absent := unloadable()):
             raise EngineError(_not_started(path, absent)) from error
@@ -70,6 +71,23 @@ def open_session(
     for name in read:
         files[name].require_same()
     return session
+
+
+_WARNING, _ERROR = 2, 3
+"""Levels of ONNX Runtime's log; it begins with the first."""
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keep ONNX Runtime from warning that CUDA is no plugin, which it looks for first.
+
+    It does so in the log of the process, whatever a session's options say.
+    """
+    ort.set_default_logger_severity(_ERROR)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(_WARNING)
 
 
 def _not_started(path: Path, reason: str) -> str:

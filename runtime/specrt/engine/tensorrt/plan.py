@@ -116,6 +116,9 @@ REASONS = {
 }
 """What TensorRT for RTX says is wrong with a plan."""
 
+NO_SUCH_GPU = "does not support this compute capability"
+"""What TensorRT for RTX says on a GPU for which no plan is right, such as H100 and H200."""
+
 _HEADER = 64
 
 _RTX_SIZE = slice(16, 24)
@@ -181,9 +184,10 @@ def _deserialized(
     ):
         free, total = device.available()
         why = f"a plan of {size(len(data))}, and {size(free)} of {size(total)} are free on the GPU"
+    remedy = "build it for tensorrt or ort-cuda" if NO_SUCH_GPU in reason else again
     raise EngineError(
         f"{library.title} cannot open {path} on this GPU: {reason}{f' ({why})' if why else ''}"
-        + (lost(reason) or f"; {again}")
+        + (lost(reason) or f"; {remedy}")
     )
 
 
