@@ -223,6 +223,10 @@ def model_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=StrictJsonRoute)
     tokenizer = service.generator.tokenizer
 
+    def piece(token: int) -> str | list[int]:
+        text = tokenizer.text_of(token)
+        return [*tokenizer.bytes_of(token)] if text is None else text
+
     @router.get("/models", include_in_schema=False)  # as llama.cpp's clients have it
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -249,9 +253,7 @@ def model_routes(service: Service) -> APIRouter:
             special = next((one for one in given if one is not None), default)
             ids = service.tokens_of(text, special=special) if text else []
         tokens = (
-            [{"id": token, "piece": tokenizer.piece(token)} for token in ids]
-            if body.with_pieces
-            else ids
+            [{"id": token, "piece": piece(token)} for token in ids] if body.with_pieces else ids
         )
         return {"tokens": tokens, "count": len(ids), "max_model_len": service.context}
 

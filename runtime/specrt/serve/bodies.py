@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from specrt.errors import RequestError, did_you_mean
-from specrt.params import BEAMS, Gamma, SamplingParams, without_beams
+from specrt.params import BEAMS, GenerateOptions, SamplingParams, without_beams
 
 MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
 """Completions of one request, stop strings, and characters of a schema or a tool's description."""
@@ -33,11 +33,11 @@ _PASSED_ON = (
 class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
 
-    include_usage: bool = False
-    """A last chunk without choices has the usage."""
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    """A last chunk without choices has the usage; that of the others is null."""
+    continuous_usage_stats: bool | None = None
     """Every chunk has the usage so far."""
-    include_speculation: bool = False
+    include_speculation: bool | None = None
     """Every chunk tells what was drafted of its text."""
 
 
@@ -47,7 +47,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -146,7 +146,7 @@ class SamplingBody(Body):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
-    def draft_options(self) -> dict[str, Gamma | str | None]:
+    def draft_options(self) -> GenerateOptions:
         """How it is drafted, as `GenerateOptions` has it."""
         return {"gamma": self.gamma, "drafter": self.drafter}
 
@@ -238,7 +238,7 @@ def _structured(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 Ids = Annotated[list[int], Field(min_length=1)]
 
-Prompts = str | Ids | Annotated[list[str | Ids], Field(min_length=1)]
+Prompts = str | Ids | Annotated[list[str | Ids], Field(min_length=1)] | None
 
 
 class CompletionBody(SamplingBody):
@@ -247,7 +247,7 @@ class CompletionBody(SamplingBody):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: bool = False
+    echo: bool | None = None
 
     @field_validator("prompt", mode="wrap")
     @classmethod
@@ -260,8 +260,10 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one or several."""
+        """The prompts, one or several; none where it is null."""
         given: Any = self.prompt
+        if given is None:
+            return []
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]
         return list(given)
@@ -359,8 +361,8 @@ class TokenizeBody(BaseModel):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
-    with_pieces: bool = False
-    """Each token with its text, as llama.cpp tells it."""
+    with_pieces: bool | None = None
+    """Each token with its text, or with its bytes where they are no text, as llama.cpp does it."""
 
 
 class DetokenizeBody(BaseModel):

@@ -77,7 +77,7 @@ class WholeOrStream(Protocol):
 
 
 async def answer(
-    request: HttpRequest, answers: ServedCompletions, form: WholeOrStream, *, stream: bool
+    request: HttpRequest, answers: ServedCompletions, form: WholeOrStream, *, stream: bool | None
 ) -> Response:
     """Return the answer, whole or as a stream of events."""
     if stream:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specrt.aio import AsyncStream
 from specrt.completion import Chunk, Completion
 from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator, Prompt, prompt_limit, prompt_tokens, refuse_sources
-from specrt.params import SamplingParams
+from specrt.params import GenerateOptions, SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
@@ -22,8 +22,11 @@ from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
 from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
-from specrt.text.detokenizer import DraftedSpans
+from specrt.text.detokenizer import Detokenizer, DraftedSpans
 from specrt.text.tokenizer import ChatPrompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger("specrt.serve")
 
@@ -129,6 +132,20 @@ class Service:
         self._require_room(text)
         return self.generator.tokenizer.encode(text, special=special)
 
+    def document_start(self) -> list[int]:
+        """Return the prompt of a request that has none: what a document begins with.
+
+        Raises: RequestError where no token is known to begin one.
+        """
+        refuse_sources(self.generator.models, "give a prompt")
+        begin = self.generator.tokenizer.bos_token_id
+        known = [begin] if begin is not None else [*self.generator.eos_token_ids]
+        if not known:
+            raise RequestError(
+                "prompt is null, and this model has no token to begin a text with; give a prompt"
+            )
+        return known[:1]
+
     def _require_room(self, text: str) -> None:
         fewest = max(self.generator.tokenizer.fewest(text), len(text) // _WORD)
         if fewest > self.prompt_limit:
@@ -138,10 +155,16 @@ class Service:
             )
 
     async def begin(
-        self, prompts: Sequence[Prompt], params: SamplingParams, **options: Any
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        only_prompts: bool = False,
+        **options: Unpack[GenerateOptions],
     ) -> ServedCompletions:
         """Admit a request, and return its completions: `params.n` of each prompt, in order.
 
+        With `only_prompts` they are empty: the prompts are read, and what comes is left out.
         Raises: OverloadError, RequestError, CapacityError before any work.
         """
         with ExitStack() as admitted:
@@ -150,7 +173,9 @@ class Service:
             ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
             if self.admission.ended:
                 raise ShutDownError
-            return ServedCompletions(self, ids, streams, places, admitted.pop_all(), began)
+            return ServedCompletions(
+                self, ids, streams, places, admitted.pop_all(), began, only_prompts=only_prompts
+            )
 
     async def begin_chat(self, body: ChatBody, use: ToolUse) -> ServedCompletions:
         """Admit a conversation; see `begin`.
@@ -191,7 +216,7 @@ class Service:
         return self.template.render([message.plain() for message in messages], tools=tools)
 
     def _streams(
-        self, prompts: Sequence[Prompt], params: SamplingParams, options: dict[str, Any]
+        self, prompts: Sequence[Prompt], params: SamplingParams, options: GenerateOptions
     ) -> tuple[list[list[int]], list[AsyncStream]]:
         generator = self.generator
         if generator.models.features is not None:
@@ -218,6 +243,8 @@ class ServedCompletions:
         places: Places,
         admitted: ExitStack,
         began: float,
+        *,
+        only_prompts: bool = False,
     ) -> None:
         self.prompts = prompts
         """Their tokens."""
@@ -227,6 +254,7 @@ class ServedCompletions:
         self._places = places
         self._admitted = admitted
         self._began = began
+        self._only_prompts = only_prompts
         self._open = set(streams)
         service.admission.live |= self._open
 
@@ -285,12 +313,16 @@ class ServedCompletions:
         """Return the tokens of the prompt of a completion."""
         return self.prompts[index * len(self.prompts) // len(self.completions)]
 
-    def spans(self, index: int) -> DraftedSpans:
-        """Return what tells which text of a completion was drafted."""
+    def detokenizer(self, index: int) -> Detokenizer:
+        """Return what turns the tokens of a completion into its text."""
         generator = self._service.generator
         sources = generator.models.conditioned is not None
         before = generator.models.decoder_start if sources else self.prompt(index)
-        return DraftedSpans(generator.tokenizer.detokenizer(before))
+        return generator.tokenizer.detokenizer(before)
+
+    def spans(self, index: int) -> DraftedSpans:
+        """Return what tells which text of a completion was drafted."""
+        return DraftedSpans(self.detokenizer(index))
 
     async def _follow(self, index: int) -> AsyncIterator[Update]:
         stream, metrics = self._streams[index], self._service.metrics
@@ -306,7 +338,8 @@ class ServedCompletions:
                     seconds = (arrivals[number][0] - arrivals[number - 1][0]) / 1e9
                     metrics.round(round_, seconds, len(chunk.token_ids))
                 number += 1
-            yield Update(index, chunk, round_)
+            if not self._only_prompts:
+                yield Update(index, chunk, round_)
         self._ended(stream)
         if stream in self._service.admission.cut:
             raise ShutDownError
@@ -316,4 +349,16 @@ class ServedCompletions:
             self._open.discard(stream)
             self._places.give_back()
             self._service.admission.live.discard(stream)
+            if self._only_prompts:
+                _drop_text(stream.completion)
             self._service.metrics.end(stream.completion, monotonic() - self._began)
+
+
+def _drop_text(completion: Completion) -> None:
+    """Leave a completion as one that ended behind its prompt."""
+    completion.text, completion.stop_reason = "", None
+    completion.token_ids.clear()
+    if completion.logprobs is not None:
+        completion.logprobs.clear()
+    if completion.finish_reason is not None:
+        completion.finish_reason = "length"
