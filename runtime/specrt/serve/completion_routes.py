@@ -125,7 +125,7 @@ class AnswerFormat:
         return as_event({**self._head(self.chunk_kind), "choices": choices, **extra})
 
     def _name(self, token: int) -> str:
-        """Return the text of a token, or a control token's name, or the bytes of what is no text."""
+        """Return a token's text, a control token's name, or the bytes of what is no text."""
         tokenizer = self._service.generator.tokenizer
         text = tokenizer.text_of(token)
         if text is not None:
