@@ -26,7 +26,9 @@ COUNTERS = {
     "generation_tokens": "Tokens generated.",
     "spec_decode_num_drafts": "Rounds in which tokens were drafted.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_evaluated_tokens": "Drafted tokens up to each round's first rejection.",
     "spec_decode_num_accepted_tokens": "Drafted tokens accepted.",
+    "spec_decode_num_emitted_tokens": "Tokens that rounds delivered: all but each text's first.",
     "spec_decode_fallbacks": "Completions that went on without their drafter.",
     "verify_rounds": "Rounds of devices' sessions in which tokens were drafted.",
     "verify_draft_tokens": "Tokens that devices drafted.",
@@ -157,9 +159,11 @@ class ServerMetrics:
         for _ in range(emitted):
             self._times["inter_token_latency_seconds"].observe(seconds / emitted)
         self._count_by["spec_decode_gamma"].labels(self._model, round_.drafted).inc()
+        self._count["spec_decode_num_emitted_tokens"].inc(emitted)
         if round_.drafted:
             self._count["spec_decode_num_drafts"].inc()
             self._count["spec_decode_num_draft_tokens"].inc(round_.drafted)
+            self._count["spec_decode_num_evaluated_tokens"].inc(round_.evaluated)
             self._count["spec_decode_num_accepted_tokens"].inc(round_.accepted)
             for position in range(round_.accepted):
                 self._count_by["spec_decode_num_accepted_tokens_per_pos"].labels(

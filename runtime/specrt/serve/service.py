@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specrt.aio import AsyncStream
-from specrt.completion import Chunk, Completion
+from specrt.completion import Chunk, Completion, SpeculationStats
 from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator, Prompt, prompt_limit, prompt_tokens, refuse_sources
 from specrt.params import GenerateOptions, SamplingParams
@@ -48,6 +48,8 @@ class Update(NamedTuple):
     chunk: Chunk
     round_: Round | None
     """What the chunk is of; None for the first one, and for what is left at the end."""
+    counts: SpeculationStats
+    """Of the completion so far."""
 
 
 class Service:
@@ -339,7 +341,7 @@ class ServedCompletions:
                     metrics.round(round_, seconds, len(chunk.token_ids))
                 number += 1
             if not self._only_prompts:
-                yield Update(index, chunk, round_)
+                yield Update(index, chunk, round_, completion.speculation)
         self._ended(stream)
         if stream in self._service.admission.cut:
             raise ShutDownError
