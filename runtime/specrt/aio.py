@@ -122,6 +122,16 @@ class AsyncStream(AsyncIterator[Chunk]):
             raise StopAsyncIteration
         return chunk
 
+    @property
+    def has_row(self) -> bool:
+        """Whether it holds a row now: one that is not read may have given it away."""
+        return self._request.has_slot
+
+    @property
+    def waits_for_row(self) -> bool:
+        """Whether it needs a row, and has none; one that is not read needs none."""
+        return self._request.runnable and not self._request.has_slot
+
     def cancel(self) -> None:
         """Stop, from any thread or task; see `Stream.cancel`."""
         self._request.cancel()

@@ -108,7 +108,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "He"}]}, "assistant"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [

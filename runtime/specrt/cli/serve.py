@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
 from specrt.serve import ServerOptions, VerifyLimits, app
-from specrt.text.prompt_file import read_text
 
 
 @click.command("serve")
@@ -25,9 +26,18 @@ from specrt.text.prompt_file import read_text
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
 @click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
 @click.option(
+    "--alias", multiple=True, metavar="NAME", help="Another name of the model. Repeat it."
+)
+@click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help=f"File of keys, one a line; ${API_KEY} is one more. Without a key the server is open.",
+    help=f"File of keys, one a line, each with a name and limits where it has them; ${API_KEY} is "
+    "one more. SIGHUP reads it again. Without a key the server is open.",
+)
+@click.option(
+    "--share-prefixes",
+    is_flag=True,
+    help="Let prompts of one key begin with what another's left in the KV buffers.",
 )
 @click.option(
     "--allow-origin",
@@ -46,6 +56,11 @@ from specrt.text.prompt_file import read_text
     default="specrt",
     show_default=True,
     help="Of the names in /metrics; `vllm` gives those that tools for vLLM look for.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port that answers /metrics and nothing else; the other port answers it no longer.",
 )
 @click.option(
     "--chat-template",
@@ -72,7 +87,13 @@ from specrt.text.prompt_file import read_text
     metavar="SECONDS",
     help="How long a client may leave what it is sent unread; its connection is dropped then.",
 )
-@click.option("--log-requests", is_flag=True, help="Log a line for each request.")
+@click.option(
+    "--log-requests",
+    "request_log",
+    flag_value="text",
+    help="Write a line for each request to standard output: its id, key, tokens and times.",
+)
+@click.option("--log-json", "request_log", flag_value="json", help="The same as lines of JSON.")
 @click.pass_obj
 def command(
     owns_process: bool,
@@ -81,25 +102,32 @@ def command(
     host: str,
     port: int,
     name: str,
+    alias: tuple[str, ...],
     api_key_file: Path | None,
+    share_prefixes: bool,
     allow_origin: tuple[str, ...],
     max_queue: int,
     metrics_prefix: str,
+    metrics_port: int | None,
     chat_template: Path | None,
     verify: bool,
     threads: int | None,
     drain: float,
     write_timeout: float,
-    log_requests: bool,
+    request_log: str | None,
 ) -> int:
     """Serve BUNDLE over HTTP as OpenAI's clients expect, with a page to try it at /.
 
     Requests share the rows of the bundle as they come and go. SIGTERM and Ctrl-C let what runs
     end. No prompt and no text is logged.
     """
+    own = os.environ.get(API_KEY, "").strip()
     options = ServerOptions(
         name=name,
-        api_keys=_keys(api_key_file),
+        aliases=alias,
+        api_keys=(own,) if own else (),
+        api_key_file=api_key_file,
+        share_prefixes=share_prefixes,
         allow_origins=allow_origin,
         max_queue=max_queue,
         metrics_prefix=metrics_prefix,
@@ -108,19 +136,34 @@ def command(
         threads=threads,
         owns_process=owns_process,
     )
-    with _listening(host, port) as listener:
-        if host not in ("127.0.0.1", "::1", "localhost") and not options.api_keys:
+    with ExitStack() as sockets:
+        listeners = [sockets.enter_context(_listening(host, port))]
+        if metrics_port is not None:
+            listeners.append(sockets.enter_context(_listening(host, metrics_port)))
+            options = replace(options, metrics_port=_port(listeners[1]))
+        if host not in ("127.0.0.1", "::1", "localhost") and not options.keys():
             print(
                 f"warning: everybody who reaches {host} can use the server; --api-key-file or "
                 f"${API_KEY} closes it",
                 file=sys.stderr,
             )
+        if request_log is not None:
+            _log_requests(as_json=request_log == "json")
         application = app(bundle, options)
-        _serve(
-            application, listener, host, drain_s=drain, write_timeout_s=write_timeout,
-            log_requests=log_requests,
-        )  # fmt: skip
+        _serve(application, listeners, host, drain_s=drain, write_timeout_s=write_timeout)
     return 0
+
+
+def _log_requests(*, as_json: bool) -> None:
+    """Write a line for each request to standard output."""
+    from specrt.serve.request_log import JsonLines, log
+
+    handler = logging.StreamHandler(sys.stdout)
+    if as_json:
+        handler.setFormatter(JsonLines())
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -139,30 +182,28 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _serve(application: Any, listener: socket.socket, host: str, **options: Any) -> None:
+def _port(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def _serve(application: Any, listeners: list[socket.socket], host: str, **options: Any) -> None:
     """Serve until SIGTERM or Ctrl-C, and let what runs end."""
     from specrt.serve.http_server import HttpServer
 
     service = application.state.service
     print_notices(service.generator.notices)
     shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listener.getsockname()[1]}"
+    url, *others = [f"http://{shown}:{_port(listener)}" for listener in listeners]
+    metrics = "".join(f", metrics: {other}/metrics" for other in others)
 
     def ready() -> None:
-        print(f"serving {service.name} at {url}/v1 (page: {url}/)", file=sys.stderr, flush=True)
+        told = f"serving {service.name} at {url}/v1 (page: {url}/{metrics})"
+        print(told, file=sys.stderr, flush=True)
 
     server = HttpServer(application, ready, **options)
     # One that comes before uvicorn listens to signals counts too. It raises the signal again once
     # it has ended: that is no failure here.
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
-
-
-def _keys(file: Path | None) -> tuple[str, ...]:
-    lines = [] if file is None else read_text(file).splitlines()
-    given = [line.strip() for line in lines if line.strip()]
-    if file is not None and not given:
-        raise RequestError(f"{file} holds no key; expected one a line")
-    own = os.environ.get(API_KEY, "").strip()
-    return (*given, own) if own else tuple(given)
+        server.run(sockets=listeners)

@@ -62,6 +62,8 @@ class Body(BaseModel):
     """Tokens to draft each round; 0 decodes plainly."""
     drafter: str | None = None
     verifier: str | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    """Requests start from prefixes of those with the same one alone."""
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Fields that would change the answer, each with what to do about it."""
@@ -145,10 +147,11 @@ class SamplingBody(Body):
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    @property
-    def draft_options(self) -> GenerateOptions:
-        """How it is drafted, as `GenerateOptions` has it."""
-        return {"gamma": self.gamma, "drafter": self.drafter}
+    def options(self, salt: str) -> GenerateOptions:
+        """Return how it is drafted, and with whose requests it shares what is left of them."""
+        return {
+            "gamma": self.gamma, "drafter": self.drafter, "cache_salt": salt, "memory_key": salt,
+        }  # fmt: skip
 
     def params(self, most_tokens: int | None, context: int, **more: Any) -> SamplingParams:
         """Return the sampling parameters; without `most_tokens` the context is the limit.

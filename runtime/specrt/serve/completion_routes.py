@@ -16,6 +16,7 @@ from specrt.errors import RequestError
 from specrt.generator import Prompt, refuse_sources
 from specrt.sampling.distribution import LEAST, Entry, Logprob
 from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
+from specrt.serve.request_log import record_of
 from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
@@ -341,7 +342,7 @@ def completion_routes(service: Service) -> APIRouter:
             refuse_sources(service.generator.models, "no text begins with it; leave echo out")
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; expected 1 or more, or echo")
-        ranked = body.logprobs
+        ranked, record = body.logprobs, record_of(request.scope)
         params = body.params(
             None if body.max_tokens is None else max(1, body.max_tokens),
             service.context,
@@ -349,7 +350,11 @@ def completion_routes(service: Service) -> APIRouter:
             prompt_logprobs=ranked if body.echo else None,
         )
         answers = await service.begin(
-            prompts, params, only_prompts=body.max_tokens == 0, **body.draft_options
+            prompts,
+            params,
+            record,
+            only_prompts=body.max_tokens == 0,
+            **body.options(record.cache_salt(body.cache_salt)),
         )
         form = TextFormat(service, answers, body)
         return await answer(request, answers, form, stream=body.stream)
@@ -360,7 +365,7 @@ def completion_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check(body)
         use = tool_use(body)
-        answers = await service.begin_chat(body, use)
+        answers = await service.begin_chat(body, use, record_of(request.scope))
         form = ChatFormat(service, answers, body, use)
         return await answer(request, answers, form, stream=body.stream)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from socket import socket
 from time import monotonic
@@ -12,6 +13,8 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from specrt.errors import RequestError
 
 log = logging.getLogger("specrt.serve")
 
@@ -29,13 +32,13 @@ class HttpServer(uvicorn.Server):
 
     def __init__(
         self, application: Any, on_ready: Callable[[], object] = lambda: None, *, drain_s: float,
-        write_timeout_s: float, log_requests: bool = False,
+        write_timeout_s: float,
     ) -> None:  # fmt: skip
         config = uvicorn.Config(
             application,
             http=_bounded_writes(write_timeout_s),
-            log_level="info" if log_requests else "warning",
-            access_log=log_requests,
+            log_level="warning",
+            access_log=False,
             ws="websockets-sansio",
             ws_max_size=1 << 20,
             ws_per_message_deflate=False,  # ids do not shrink
@@ -43,6 +46,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._admission = application.state.service.admission
+        self._keys = application.state.keys
         self._on_ready = on_ready
         self._drain_s = drain_s
         self._signals = 0
@@ -50,7 +54,18 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets)
+        if self._keys.file is not None and hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_keys)
         self._on_ready()
+
+    def _read_keys(self) -> None:
+        """Read the keys again; those of before stay where the file cannot be used."""
+        try:
+            self._keys.read()
+        except RequestError as error:
+            log.error("the keys stay as they were: %s", error)
+        else:
+            log.warning("the keys were read again: %d clients have one", len(self._keys))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end at a first signal; at a second one cut what runs."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
+from specrt.serve.request_log import record_of
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tools import ToolCall, ToolUse, tool_use
@@ -86,8 +87,8 @@ class ResponsesBody(ConvertedBody):
         if not messages:
             raise RequestError("input has no messages; expected a text, or items")
         choice = self.tool_choice
-        if isinstance(choice, Mapping) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        if isinstance(choice, Mapping):
+            choice = _choice(choice)
         return {
             "messages": messages,
             "max_completion_tokens": self.max_output_tokens,
@@ -96,6 +97,17 @@ class ResponsesBody(ConvertedBody):
             "tool_choice": choice,
             "parallel_tool_calls": self.parallel_tool_calls,
         }
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice of tools as the chat route has it."""
+    kind, tools = choice.get("type"), choice.get("tools")
+    if kind == "function":
+        return {"type": kind, "function": {"name": choice.get("name")}}
+    if kind == "allowed_tools" and isinstance(tools, list):
+        chosen = [_tool(tool) if isinstance(tool, Mapping) else tool for tool in tools]
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": chosen}}
+    return {**choice}
 
 
 def _said(role: str, content: Any) -> dict[str, Any]:
@@ -315,7 +327,7 @@ def responses_routes(service: Service) -> APIRouter:
         service.check(body)
         chat = body.chat()
         use = tool_use(chat)
-        answers = await service.begin_chat(chat, use)
+        answers = await service.begin_chat(chat, use, record_of(request.scope))
         form = ResponsesAnswer(service, body, answers, use)
         return await answer(request, answers, form, stream=body.stream)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from specrt.params import GenerateOptions, SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
+from specrt.serve.request_log import RequestRecord
 from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
@@ -66,9 +67,12 @@ class Service:
         max_queue: int = 64,
         metrics_prefix: str = "specrt",
         speech: WhisperConfig | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
         self.generator = generator
         self.name = name
+        self.names = (name, *aliases)
+        """By which requests may call the model."""
         self.template = template
         self.fingerprint = fingerprint
         self.backend = backend
@@ -101,14 +105,14 @@ class Service:
 
         Raises: UnknownModelError.
         """
-        if model and model != self.name:
+        if model and model not in self.names:
             raise UnknownModelError(f"the model {model!r} is not here; this is {self.name!r}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of /v1/models, and what speculation there is."""
+    def to_json(self, name: str) -> dict[str, Any]:
+        """Return the object of /v1/models under one of its names, and what speculation there is."""
         models = self.generator.models
         return {
-            "id": self.name,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "specrt",
@@ -160,6 +164,7 @@ class Service:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams,
+        record: RequestRecord,
         *,
         only_prompts: bool = False,
         **options: Unpack[GenerateOptions],
@@ -170,16 +175,31 @@ class Service:
         Raises: OverloadError, RequestError, CapacityError before any work.
         """
         with ExitStack() as admitted:
-            places = admitted.enter_context(self.admission.admit(len(prompts) * params.n))
+            places = admitted.enter_context(self.admit(len(prompts) * params.n, record))
             began = monotonic()
             ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
             if self.admission.ended:
                 raise ShutDownError
             return ServedCompletions(
-                self, ids, streams, places, admitted.pop_all(), began, only_prompts=only_prompts
-            )
+                self, ids, streams, places, admitted.pop_all(), began, record,
+                only_prompts=only_prompts,
+            )  # fmt: skip
 
-    async def begin_chat(self, body: ChatBody, use: ToolUse) -> ServedCompletions:
+    @contextmanager
+    def admit(self, count: int, record: RequestRecord) -> Iterator[Places]:
+        """Hold the places of so many completions, here and of the request's key.
+
+        Raises: OverloadError, RequestError; see `Admission` and `ApiKey`.
+        """
+        with ExitStack() as admitted:
+            places = admitted.enter_context(self.admission.admit(count))
+            if record.key is not None:
+                admitted.enter_context(record.key.admit(count))
+            yield places
+
+    async def begin_chat(
+        self, body: ChatBody, use: ToolUse, record: RequestRecord
+    ) -> ServedCompletions:
         """Admit a conversation; see `begin`.
 
         Raises: RequestError where both a call is forced and the text is constrained, too.
@@ -197,7 +217,8 @@ class Service:
             more["stop"] = [*body.stops, *use.stops]
         params = body.params(body.most_tokens, self.context, **more)
         prompt = await asyncio.to_thread(self.render, body.messages, use.described)
-        return await self.begin([prompt], params, **body.draft_options)
+        options = body.options(record.cache_salt(body.cache_salt))
+        return await self.begin([prompt], params, record, **options)
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
@@ -245,6 +266,7 @@ class ServedCompletions:
         places: Places,
         admitted: ExitStack,
         began: float,
+        record: RequestRecord,
         *,
         only_prompts: bool = False,
     ) -> None:
@@ -256,7 +278,9 @@ class ServedCompletions:
         self._places = places
         self._admitted = admitted
         self._began = began
+        self.record = record
         self._only_prompts = only_prompts
+        self._use(prompt=sum(map(len, prompts)))
         self._open = set(streams)
         service.admission.live |= self._open
 
@@ -340,11 +364,17 @@ class ServedCompletions:
                     seconds = (arrivals[number][0] - arrivals[number - 1][0]) / 1e9
                     metrics.round(round_, seconds, len(chunk.token_ids))
                 number += 1
+                self._use(generated=len(chunk.token_ids))
             if not self._only_prompts:
                 yield Update(index, chunk, round_, completion.speculation)
         self._ended(stream)
         if stream in self._service.admission.cut:
             raise ShutDownError
+
+    def _use(self, **tokens: int) -> None:
+        """Count tokens that the key of the request has used."""
+        if self.record.key is not None:
+            self.record.key.use(**tokens)
 
     def _ended(self, stream: AsyncStream) -> None:
         if stream in self._open:
@@ -354,6 +384,7 @@ class ServedCompletions:
             if self._only_prompts:
                 _drop_text(stream.completion)
             self._service.metrics.end(stream.completion, monotonic() - self._began)
+            self.record.end(stream.completion)
 
 
 def _drop_text(completion: Completion) -> None:
