@@ -154,11 +154,17 @@ def command(
     return 0
 
 
+class _LogLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # nobody reads them any more
+            print(self.format(record), flush=True)
+
+
 def _log_requests(*, as_json: bool) -> None:
     """Write a line for each request to standard output."""
     from specrt.serve.request_log import JsonLines, log
 
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _LogLines()
     if as_json:
         handler.setFormatter(JsonLines())
     log.addHandler(handler)
