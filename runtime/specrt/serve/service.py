@@ -71,7 +71,7 @@ class Service:
     ) -> None:
         self.generator = generator
         self.name = name
-        self.names = (name, *aliases)
+        self.names = tuple(dict.fromkeys((name, *aliases)))
         """By which requests may call the model."""
         self.template = template
         self.fingerprint = fingerprint
