@@ -246,17 +246,17 @@ def parse(path: Path) -> dict[str, Any]:
     try:
         return parse_text(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
-        raise RecipeError(
-            f"{path} does not exist; a recipe is a TOML file, such as engines/codelet/recipe.toml"
-        ) from None
+        raise RecipeError(f"{path} does not exist; {_EXPECTED}") from None
     except IsADirectoryError:
-        raise RecipeError(
-            f"{path} is a folder; name the recipe in it, {path}/recipe.toml"
-        ) from None
+        inside = next(iter(sorted([*path.glob("*.toml"), *path.glob("*/*.toml")])), None)
+        remedy = f"name a recipe in it, such as {inside}" if inside else _EXPECTED
+        raise RecipeError(f"{path} is a folder; {remedy}") from None
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} is not UTF-8 text: {error.reason}") from None
+        byte = f"byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise RecipeError(f"{path} is not UTF-8 text ({byte}); {_EXPECTED}") from None
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{path} cannot be read ({reason}); {_EXPECTED}") from error
 
 
 def parse_text(text: str, path: Path) -> dict[str, Any]:
@@ -268,8 +268,10 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     # Besides its own errors tomllib passes on those of int() and of deep nesting.
     except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+        raise RecipeError(f"{path} cannot be read as TOML ({error}); {_EXPECTED}") from error
 
+
+_EXPECTED = "a recipe is a TOML file, such as engines/codelet/recipe.toml"
 
 MOST_CANDIDATES = 3840
 """TensorRT's limit for the best of a row."""

@@ -11,6 +11,7 @@ from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.scheduler.request import Request
 from specrt.scheduler.scheduler import Scheduler
+from specrt.text.detokenizer import TextEnd
 
 LINGER_S = 0.05
 """How long the thread waits for requests that make rounds as they are told to: such a round comes
@@ -131,6 +132,10 @@ class AsyncStream(AsyncIterator[Chunk]):
     def waits_for_row(self) -> bool:
         """Whether it needs a row, and has none; one that is not read needs none."""
         return self._request.runnable and not self._request.has_slot
+
+    def end_with(self, end: TextEnd) -> None:
+        """End the text as something else than its stop strings says; before the first chunk."""
+        self._request.output.end_with(end)
 
     def cancel(self) -> None:
         """Stop, from any thread or task; see `Stream.cancel`."""

@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from scheduler.support import rows
 from serve.support import Live, serving
 from specrt.errors import RequestError
 from specrt.serve.application import ServerOptions
+from specrt.serve.bodies import ChatBody, CompletionBody
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import TableEngine, generator
@@ -57,6 +59,20 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
         (CHAT, {"messages": "hello"}, "messages"),
         (CHAT, {"messages": [{"content": "x"}]}, "role"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (CHAT, {"messages": HELLO * 4097}, "messages"),
+        (
+            CHAT,
+            {"messages": HELLO, **dict.fromkeys(map(str, range(200)))},
+            "fields; expected up to 200",
+        ),
+        (CHAT, {"messages": [HELLO[0] | dict.fromkeys(map(str, range(200)))]}, "it has 202 fields"),
+        (
+            CHAT,
+            {"messages": HELLO, "logit_bias": dict.fromkeys(map(str, range(10_001)), 1)},
+            "logit_bias",
+        ),
+        ("/v1/responses", {"input": HELLO * 4097}, "input"),
+        ("/v1/messages", {"messages": HELLO * 4097, "max_tokens": 1}, "messages"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, "'xml'"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "schema"),
@@ -124,6 +140,32 @@ def test_a_text_without_a_prompt_begins_a_document(toy: Live, real: Live) -> Non
         == real.post(TEXT, prompt=[first], **body)["choices"]
     )
     assert toy.post(TEXT, prompt=None, **body)["usage"]["prompt_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "prompt", "messages", "stop_token_ids", "allowed_token_ids", "suppress_tokens", "tools",
+        "begin_suppress_tokens", "forced_bos_token_id", "decoder_start", "guided_choice",
+    ],
+)  # fmt: skip
+def test_of_many_wrong_items_the_first_is_told(field: str) -> None:
+    """A hundred thousand sentences about them would take a second."""
+    model = ChatBody if field in ("messages", "tools") else CompletionBody
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate({"prompt": "x", field: [None] * 1000})
+    assert len([e for e in raised.value.errors() if e["loc"][0] == field]) <= 2
+
+
+def test_a_large_body_is_read_as_a_small_one_and_has_a_bound(toy: Live) -> None:
+    """Brackets and colons within a text are no values of the body."""
+    text = '"[{:' * 50_000
+    body: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "seed": 1}
+    small = toy.post(TEXT, **body)["choices"][0]["text"]
+    assert toy.post(TEXT, **body, metadata={text: text})["choices"][0]["text"] == small
+    assert "temperature" in toy.refusal(TEXT, 400, **body, temperature="a", metadata={text: 1})
+    for value in ([[]] * 150_001, [{}] * 150_001, [{"a": 1}] * 75_000):
+        assert "150000 lists" in toy.refusal(TEXT, 413, **body, metadata={text: value})
 
 
 def test_a_prompt_far_over_the_limit_is_refused_before_it_is_tokenized(

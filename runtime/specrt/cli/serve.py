@@ -17,13 +17,14 @@ import click
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
-from specrt.serve import ServerOptions, VerifyLimits, app
+from specrt.generator import Generator
 
 
 @click.command("serve")
 @bundle_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
 @click.option(
     "--alias", multiple=True, metavar="NAME", help="Another name of the model. Repeat it."
@@ -121,6 +122,8 @@ def command(
     Requests share the rows of the bundle as they come and go. SIGTERM and Ctrl-C let what runs
     end. No prompt and no text is logged.
     """
+    from specrt.serve import ServerOptions, VerifyLimits, app
+
     own = os.environ.get(API_KEY, "").strip()
     options = ServerOptions(
         name=name,
@@ -199,6 +202,7 @@ def _serve(application: Any, listeners: list[socket.socket], host: str, **option
 
     service = application.state.service
     print_notices(service.generator.notices)
+    print(_drafting(service.generator), file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     url, *others = [f"http://{shown}:{_port(listener)}" for listener in listeners]
     metrics = "".join(f", metrics: {other}/metrics" for other in others)
@@ -213,3 +217,11 @@ def _serve(application: Any, listeners: list[socket.socket], host: str, **option
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
         server.run(sockets=listeners)
+    print(f"stopped serving {service.name}", file=sys.stderr)
+
+
+def _drafting(generator: Generator) -> str:
+    """Return in words what drafts where a request does not say, and how many requests run."""
+    rows = "1 request runs" if generator.rows == 1 else f"{generator.rows} requests run"
+    drafter, gamma = generator.check_drafter(None), generator.check_gamma(None)
+    return f"drafter {drafter}, gamma {gamma}; {rows} at once, others wait"

@@ -204,7 +204,7 @@ def _template(folder: Path, file: Path | None) -> ChatTemplate | None:
             source = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"{file} cannot be read as a chat template: {error}") from None
-        return ChatTemplate(source, {})
+        return read_template(folder, source)
     try:
         return read_template(folder)
     except NoTemplateError:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from specrt.errors import reason_of
 from specrt.serve.admission import ShutDownError
+from specrt.serve.large_bodies import BodyField, read_body
 from specrt.serve.request_log import record_of
 from specrt.serve.service import ServedCompletions
 
@@ -164,18 +165,26 @@ class StrictJsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: HttpRequest) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
+            given = _StrictRequest(request.scope, request.receive)
+            given.field = self.body_field
+            return await handle(given)
 
         return strict
 
 
 class _StrictRequest(HttpRequest):
+    field: BodyField | None
+
     async def json(self) -> Any:
         """Return the body.
 
-        Raises: ValueError.
+        Raises: ValueError, HTTPException.
         """
-        return json.loads(await self.body(), parse_constant=_no_number, parse_float=_finite)
+        return await read_body(await self.body(), _strict_json, self.field)
+
+
+def _strict_json(body: bytes) -> Any:
+    return json.loads(body, parse_constant=_no_number, parse_float=_finite)
 
 
 def _no_number(text: str) -> Any:

@@ -18,13 +18,14 @@ from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
 from specrt.serve.request_log import RequestRecord
+from specrt.serve.tool_calls import begins_reasoning
 from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
 from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import Detokenizer, DraftedSpans
-from specrt.text.tokenizer import ChatPrompt
+from specrt.text.traced_text import ChatPrompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -205,7 +206,7 @@ class Service:
         Raises: RequestError where both a call is forced and the text is constrained, too.
         """
         more: dict[str, Any] = {"logprobs": body.ranked}
-        forced = use.schema()
+        forced = await asyncio.to_thread(use.schema)
         if forced is not None:
             if body.constraint():
                 raise RequestError(
@@ -213,12 +214,12 @@ class Service:
                     "expected one of them"
                 )
             more["json_schema"] = forced
-        if use.stops:
-            more["stop"] = [*body.stops, *use.stops]
-        params = body.params(body.most_tokens, self.context, **more)
+        params = await asyncio.to_thread(body.params, body.most_tokens, self.context, **more)
         prompt = await asyncio.to_thread(self.render, body.messages, use.described)
         options = body.options(record.cache_salt(body.cache_salt))
-        return await self.begin([prompt], params, record, **options)
+        answers = await self.begin([prompt], params, record, **options)
+        answers.read_calls(use, reasoning=begins_reasoning(prompt))
+        return answers
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
@@ -282,7 +283,17 @@ class ServedCompletions:
         self._only_prompts = only_prompts
         self._use(prompt=sum(map(len, prompts)))
         self._open = set(streams)
+        self.reasoning = False
+        """Whether the prompt of a conversation ends where reasoning begins."""
         service.admission.live |= self._open
+
+    def read_calls(self, use: ToolUse, *, reasoning: bool) -> None:
+        """Tell how calls are to be found in the texts, before any of them begins."""
+        self.reasoning = reasoning
+        for stream in self._streams:
+            end = use.end(reasoning=reasoning)
+            if end is not None:
+                stream.end_with(end)
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the chunks of all completions as they come.
