@@ -38,6 +38,7 @@ from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError, BundleError, CheckpointError, SpecrtError, one_line
 from specrt.generation_config import read_generation_config
+from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
@@ -122,8 +123,11 @@ def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: No
         builder = replace(
             builder, gate=gate, fitted=pieces.fitted, fitted_sources=pieces.fitted_sources
         )
+    builder.check()
+    progress("read weights", 0.0)
+    for model in inputs:
+        model.checkpoint.check_numbers()
     with atomic_folder(out) as folder:
-        builder.check()
         _warn(inputs, progress)
         models: dict[str, ModelRecord] = {}
         said: dict[str, Likeliest | None] = {}
@@ -643,10 +647,10 @@ def fingerprint(builder: ModelBuilder, inputs: list[ModelInputs]) -> str:
     digest.update(json.dumps(builder.versions()).encode())
     if recipe.quality.calibration:
         with suppress(OSError):  # a build says what is wrong with it
-            digest.update(calibration_path(recipe).read_bytes())
+            digest.update(read_file(calibration_path(recipe)))
     for model in inputs:
         if model.graph is not None:
-            digest.update(model.graph.read_bytes())
+            digest.update(read_file(model.graph))
         for path in model.checkpoint.files:
             facts = path.stat()
             digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -14,14 +15,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specrt.errors import CheckpointError, first_line, how_to_install
+from specrt.errors import CheckpointError, first_line, how_to_install, reason_of
+from specrt.held_file import read_file
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.prequantized.folder import QuantizedFolder
 from specrt_export.prequantized.layouts import PARTS
 from specrt_export.prequantized.quantization_config import KEYS, Scheme, read_scheme
 from specrt_export.quantize.codes import CodedWeight, Floats
-from specrt_export.safetensors_file import INDEX, SINGLE, WeightBytes, map_array, read_header
+from specrt_export.safetensors_file import (
+    INDEX,
+    SINGLE,
+    WeightBytes,
+    check_finite,
+    map_array,
+    read_header,
+)
 
 
 def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -33,7 +42,8 @@ def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
         from huggingface_hub import errors, snapshot_download
     except ImportError as error:
         raise CheckpointError(
-            f"no folder {name}, and fetching it from the hub needs huggingface_hub: "
+            f"there is no folder {name}{_near(name)}, and fetching it from the hub needs "
+            "huggingface_hub: "
             f"{how_to_install('export')}"
         ) from error
     # The root of what the hub's HTTP library raises, whichever library that is.
@@ -51,17 +61,30 @@ def _explained(name: str, revision: str | None, error: Exception) -> CheckpointE
         RevisionNotFoundError,
     )
 
-    where = f"{name} at revision {revision!r}" if revision else name
+    at = f" at revision {revision!r}" if revision else ""
     if isinstance(error, GatedRepoError):
         remedy = "access is gated: accept its terms on the hub, then `hf auth login`"
     elif isinstance(error, RevisionNotFoundError):
         remedy = "the model has no such revision: give a branch, a tag or a commit of it"
     elif isinstance(error, RepositoryNotFoundError):
-        remedy = "no folder and no hub model has this name, or it is private (`hf auth login`)"
+        remedy = "no hub model has this name, or it is private (`hf auth login`)"
     else:
-        remedy = "check the network, or give a local folder"
-    reason = str(error).strip().partition("\n")[0]
-    return CheckpointError(f"cannot fetch {where}: {remedy} ({type(error).__name__}: {reason})")
+        remedy = "correct the name, or check the network"
+    return CheckpointError(
+        f"there is no folder {name}{_near(name)}, and fetching it from the hub{at} failed: "
+        f"{remedy} ({reason_of(error)})"
+    )
+
+
+def _near(name: str) -> str:
+    """Return what there is in the folder that a name may be meant for."""
+    path = Path(name)
+    try:
+        there = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, there, n=1)
+    return f" (did you mean {path.with_name(near[0])}?)" if near else ""
 
 
 CONFIG_FILES = ("config.json",)
@@ -83,6 +106,15 @@ WANTED_FILES = (
     INDEX,
     "model-*.safetensors",
 )
+
+
+NEVER_READ = re.compile(
+    r"(rotary_emb\.(original_)?inv_freq|position_ids|(attn|attention)\.(masked_)?bias"
+    r"|(en|de)coder\.version|embed_positions\.(weights|_float_tensor)"
+    r"|EncDecAttention\.relative_attention_bias\.weight|[dt]2[td])$|(^|\.)mtp(_\w+)?\."
+)
+"""Tensors that no model reads: what it computes itself, tables of a trimmed vocabulary, and layers
+that predict several tokens."""
 
 
 class QuantizedSource(Protocol):
@@ -148,6 +180,16 @@ class Checkpoint:
             return dict(self.prequantized.weights)
         there = self.gguf.weights if self.gguf is not None else {}
         return {name: weight for name, weight in there.items() if weight.quantized}
+
+    def check_numbers(self) -> None:
+        """Refuse NaN and infinity in a folder; in a GGUF file they are met as it is read.
+
+        Raises: CheckpointError naming the first.
+        """
+        folder = self.prequantized
+        if self.gguf is None:
+            tensors = self.weights if folder is None else folder.tensors()
+            check_finite({n: t for n, t in tensors.items() if not NEVER_READ.search(n)})
 
     def floats(self, name: str) -> Floats:
         """Return a weight in fp32; of one in codes what they stand for.
@@ -230,8 +272,16 @@ def linked(checkpoint: Checkpoint, weights: Mapping[str, WeightBytes], folder: P
 TEXT_PARTS = {"gemma3": "gemma3_text"}
 """Multimodal model types whose text part is a decoder of its own, and the type of that."""
 
-_OF_TEXT = ("model.language_model.", "language_model.model.")
-"""How the names of its weights begin in a checkpoint of the whole: today's, and older ones."""
+_OF_TEXT = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""How the names of its weights begin in a checkpoint of the whole, today's and older ones, and in a
+checkpoint of its own."""
+
+_OF_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+"""How the names of weights begin that a text part does not read."""
 
 _OF_ALL = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)
 
@@ -250,12 +300,13 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _text_weights(weights: dict[str, WeightBytes]) -> dict[str, WeightBytes]:
     """Return the weights of the text part, named as if it were a checkpoint of its own."""
-    return {
-        "model." + name.removeprefix(prefix): weight
-        for name, weight in weights.items()
-        for prefix in _OF_TEXT
-        if name.startswith(prefix)
-    }
+    named = {name: w for name, w in weights.items() if not _OF_OTHER_PARTS.match(name)}
+    for prefix, own in _OF_TEXT.items():
+        named = {
+            own + name.removeprefix(prefix) if name.startswith(prefix) else name: weight
+            for name, weight in named.items()
+        }
+    return named
 
 
 def _check_floats(path: Path, weights: Mapping[str, WeightBytes]) -> None:
@@ -288,7 +339,8 @@ def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -
     name = str(name_or_path)
     if not is_hub_name(name):
         raise CheckpointError(
-            f"no folder {name}, and a hub name looks like 'owner/model'; name one"
+            f"there is no folder {name}{_near(name)}, and a hub name looks like 'owner/model'; "
+            "name one"
         )
 
     return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
@@ -301,11 +353,13 @@ def is_hub_name(name: str) -> bool:
 
 def _json(path: Path, why: str) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_file(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; {why}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from error
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({first_line(error)}); fetch it again"
+        ) from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}, not an object")
     return data

@@ -20,7 +20,8 @@ from typing import Any
 
 import click
 
-from specrt.errors import CheckpointError, RecipeError, SpecrtError
+from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
+from specrt.held_file import read_file
 from specrt.system.memory import size
 from specrt_export.checkpoint import text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
@@ -484,9 +485,11 @@ def cached_file(source: ModelSource, name: str) -> Path | None:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from error
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({first_line(error)}); fetch it again"
+        ) from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a {type(data).__name__}; expected an object")
     return data

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.bundle import GENERATION_CONFIG
 from specrt.engine.protocol import Source
-from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.errors import BuildError, CheckpointError, RequestError, first_line
+from specrt.held_file import read_file
 from specrt.system.memory import size
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
@@ -29,15 +30,13 @@ from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
-from specrt_export.portable.attachment import is_attached
+from specrt_export.portable.attachment import check_weights, is_attached
 from specrt_export.portable.external_data import MappedWeight, map_weights
 from specrt_export.portable.graph import (
     TASK,
     Tokens,
     check_length,
-    check_weights,
     facts_of,
-    geometry_of,
     part_path,
     parts_beside,
     read_graph,
@@ -91,12 +90,12 @@ def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, st
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     try:
-        tokenizer = HubTokenizer.from_file(str(path))
+        tokenizer = HubTokenizer.from_buffer(read_file(path))
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     # The tokenizers library raises bare Exception for whatever it cannot read.
     except Exception as error:
         raise CheckpointError(
-            f"{path} is not a tokenizer ({error}); fetch the checkpoint again"
+            f"{path} is not a tokenizer ({first_line(error)}); fetch the checkpoint again"
         ) from error
     tokens = {index: token for token, index in vocabulary.items()}
     size = checkpoint.config.get("vocab_size")
@@ -449,11 +448,7 @@ def check_graph(graph: Path, checkpoint: Checkpoint, max_length: int) -> None:
 
     Raises: BuildError, CheckpointError, ExportError.
     """
-    portable = read_graph(graph)
-    check_weights(graph, portable, checkpoint)
-    for path in parts_beside(graph).values() if source_of(portable) else ():
-        check_weights(path, read_graph(path), checkpoint)
-    check_length(geometry_of(portable), max_length, checkpoint.folder)
+    check_length(check_weights(graph, checkpoint), max_length, checkpoint.folder)
 
 
 _CODE_BYTES = {"int4": 0.5, "fp4": 0.5, "int8": 1.0, "fp8": 1.0}
@@ -646,9 +641,9 @@ def _setting(checkpoint: Checkpoint, key: str) -> tuple[Path, Any]:
 def _generation_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     path = checkpoint.folder / GENERATION_CONFIG
     try:
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = json.loads(read_file(path)) if path.exists() else {}
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; fetch it again") from error
+        raise CheckpointError(f"{path} is not JSON: {first_line(error)}; fetch it again") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{path} holds {short(settings)}; expected an object, fetch it again")
     return settings

@@ -47,8 +47,8 @@ def weight_files(checkpoint: Checkpoint) -> list[Path]:
     if checkpoint.gguf is not None:
         return list(checkpoint.gguf.file.files)
     folder = checkpoint.prequantized
-    held = checkpoint.weights.values() if folder is None else folder.tensors()
-    return sorted({tensor.file for tensor in held})
+    held = checkpoint.weights if folder is None else folder.tensors()
+    return sorted({tensor.file for tensor in held.values()})
 
 
 def formats(checkpoint: Checkpoint) -> str:

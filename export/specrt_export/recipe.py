@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
-from specrt.errors import CheckpointError, RecipeError
+from specrt.errors import CheckpointError, RecipeError, first_line
+from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.records import read
 from specrt.system.doctor import best_backend
@@ -244,19 +245,17 @@ def parse(path: Path) -> dict[str, Any]:
     Raises: RecipeError.
     """
     try:
-        return parse_text(path.read_text(encoding="utf-8-sig"), path)
+        return parse_text(read_file(path).decode("utf-8-sig"), path)
     except FileNotFoundError:
         raise RecipeError(f"{path} does not exist; {_EXPECTED}") from None
-    except IsADirectoryError:
-        inside = next(iter(sorted([*path.glob("*.toml"), *path.glob("*/*.toml")])), None)
-        remedy = f"name a recipe in it, such as {inside}" if inside else _EXPECTED
-        raise RecipeError(f"{path} is a folder; {remedy}") from None
     except UnicodeDecodeError as error:
         byte = f"byte {error.object[error.start]:#04x} at offset {error.start}"
         raise RecipeError(f"{path} is not UTF-8 text ({byte}); {_EXPECTED}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RecipeError(f"{path} cannot be read ({reason}); {_EXPECTED}") from error
+        inside = sorted([*path.glob("*.toml"), *path.glob("*/*.toml")]) if path.is_dir() else []
+        remedy = f"name a recipe in it, such as {inside[0]}" if inside else _EXPECTED
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RecipeError(f"{path} cannot be read: {reason}; {remedy}") from error
 
 
 def parse_text(text: str, path: Path) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.errors import CheckpointError
+from specrt.errors import CheckpointError, first_line
+from specrt.held_file import open_file
 
 SINGLE = "model.safetensors"
 
@@ -45,6 +48,9 @@ ITEM_BYTES = {name: dtype.itemsize for name, dtype in _STORED.items()}
 FLOAT_TYPES = ("F16", "BF16", "F32")
 """Those that models are computed in, and scales stored in."""
 
+SLICE_BYTES = 16 << 20
+"""Bytes of a tensor that are looked at together."""
+
 HEADER_LIMIT = 100_000_000
 """Bytes; the safetensors format itself refuses longer headers."""
 
@@ -72,8 +78,8 @@ def read_header(path: Path) -> dict[str, WeightBytes]:
     Raises: CheckpointError if the file is missing, truncated, or its header lies.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(HEADER_LIMIT, size - 8):
                 raise _damaged(path, f"its header claims {length} bytes of {size}")
@@ -81,7 +87,7 @@ def read_header(path: Path) -> dict[str, WeightBytes]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing; fetch the checkpoint again") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _damaged(path, first_line(error)) from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not an object")
     entries.pop("__metadata__", None)
@@ -115,9 +121,66 @@ def map_array(tensor: WeightBytes) -> NDArray[Any]:
 
     Raises: CheckpointError for a file that is gone.
     """
-    dtype = _STORED[tensor.dtype]
+    return _mapped(tensor).view(_STORED[tensor.dtype]).reshape(tensor.shape)
+
+
+def _mapped(tensor: WeightBytes) -> NDArray[np.uint8]:
+    if not tensor.bytes:  # which no system maps
+        return np.empty(0, np.uint8)
     try:
         mapped = np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.bytes,))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{tensor.file} cannot be read ({error}); fetch it again") from error
-    return mapped.view(np.ndarray).view(dtype).reshape(tensor.shape)
+    return mapped.view(np.ndarray)
+
+
+def same_floats(one: WeightBytes, other: WeightBytes) -> bool:
+    """Tell whether two tensors are floats of one type and shape, and equal bit for bit.
+
+    Raises: CheckpointError for a file that is gone.
+    """
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.dtype not in FLOAT_TYPES:
+        return False
+    mine, theirs = _mapped(one), _mapped(other)
+    return all(
+        np.array_equal(mine[at : at + SLICE_BYTES], theirs[at : at + SLICE_BYTES])
+        for at in range(0, one.bytes, SLICE_BYTES)
+    )
+
+
+_EXPONENTS: dict[str, tuple[np.dtype[Any], int, int]] = {
+    "F8_E4M3": (np.dtype(np.uint8), 0x7F, 0x7F),
+    "F8_E5M2": (np.dtype(np.uint8), 0x7F, 0x7C),
+    "F8_E8M0": (np.dtype(np.uint8), 0xFF, 0xFF),
+    "F16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
+    "BF16": (np.dtype("<u2"), 0x7FFF, 0x7F80),
+    "F32": (np.dtype("<u4"), 0x7FFFFFFF, 0x7F800000),
+}
+"""By type of floats: how their bits are read, those besides the sign, and the least of these that
+no finite number has."""
+
+
+def check_finite(tensors: Mapping[str, WeightBytes]) -> None:
+    """Refuse tensors that hold values that are not finite numbers, naming the first.
+
+    Reads all of them, at about a GB a second.
+    Raises: CheckpointError.
+    """
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        finite = pool.map(_is_finite, tensors.values())
+        bad = [name for name, good in zip(tensors, finite, strict=True) if not good]
+    if bad:
+        more = f", as {len(bad) - 1} more tensors do" if len(bad) > 1 else ""
+        raise CheckpointError(
+            f"{tensors[bad[0]].file}: {bad[0]} holds NaN or infinity{more}; expected finite "
+            "numbers: fetch the file again, or save the model again"
+        )
+
+
+def _is_finite(tensor: WeightBytes) -> bool:
+    if tensor.dtype not in _EXPONENTS:
+        return True
+    dtype, digits, least = _EXPONENTS[tensor.dtype]
+    step, data = SLICE_BYTES, _mapped(tensor)
+    slices = (data[at : at + step].view(dtype) for at in range(0, tensor.bytes, step))
+    return all(int((part & dtype.type(digits)).max()) < least for part in slices)

@@ -12,7 +12,8 @@ import numpy as np
 
 from specrt.bundle import PREPROCESSOR_CONFIG, PROCESSOR_CONFIG
 from specrt.engine.protocol import Source
-from specrt.errors import BuildError, CheckpointError, RequestError
+from specrt.errors import BuildError, CheckpointError, RequestError, first_line
+from specrt.held_file import read_file
 from specrt.speech.log_mel import LogMel, log_mel_of
 from specrt.speech.wav import read_wav
 from specrt.text.prompt_file import read_text
@@ -125,10 +126,12 @@ def feature_extractor(checkpoint: Checkpoint) -> LogMel:
         if not path.is_file():
             continue
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_file(path))
             found = found if name == PREPROCESSOR_CONFIG else found.get("feature_extractor", found)
             return log_mel_of(found)
         except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be used ({error}); fetch it again") from error
+            raise CheckpointError(
+                f"{path} cannot be used ({first_line(error)}); fetch it again"
+            ) from error
     bins = checkpoint.config.get("num_mel_bins")
     return LogMel(bins) if isinstance(bins, int) and bins > 0 else LogMel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 TYPE_CHECKING = False
@@ -80,6 +81,10 @@ _HOMES = {
 
 _ALIASES = {"open": "load"}
 """Two names of one thing: `open` reads well where a `with` closes what it opened."""
+
+
+# ONNX Runtime reads it when it is imported, and would keep telemetry.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def __getattr__(name: str) -> Any:

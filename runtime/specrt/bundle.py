@@ -15,12 +15,12 @@ from reprlib import repr as short
 from shlex import quote
 from typing import Annotated, Any
 
-from specrt.errors import BundleError, shortage
-from specrt.held_file import HeldFile, hash_whole, hold
+from specrt.errors import BundleError, first_line, shortage
+from specrt.held_file import HeldFile, hash_whole, hold, read_file
 from specrt.records import Count, Interval, read
 
 ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
-"""Packages that bring ONNX Runtime; a machine has one of them."""
+"""Packages that bring ONNX Runtime; where both are installed, the last one's files are there."""
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
@@ -32,11 +32,6 @@ def installed(names: Iterable[str]) -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
-
-
-def version(names: Iterable[str]) -> str | None:
-    """Return the version of a library by the first of its names that is installed."""
-    return next(iter(installed(names).values()), None)
 
 
 @dataclass(frozen=True)
@@ -342,11 +337,7 @@ def _load(path: Path) -> dict[str, Any]:
     """Read an object that has a format, whatever else is in it."""
     folder = path.parent
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no file")
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        data = json.loads(read_file(path, _MOST_BYTES), object_pairs_hook=_object)
         if not isinstance(data, dict) or "format" not in data:
             raise ValueError(f"it holds {short(data)}; expected an object with `format`")
     except (FileNotFoundError, NotADirectoryError):
@@ -355,7 +346,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise BundleError(f"{folder} {what}; {missing(folder)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(
-            f"{path} cannot be read ({error}); {shortage(error) or _AGAIN}"
+            f"{path} cannot be read ({first_line(error)}); {shortage(error) or _AGAIN}"
         ) from error
     return data
 

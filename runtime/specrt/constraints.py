@@ -17,7 +17,7 @@ from math import gcd, lcm
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
-from specrt.errors import RequestError
+from specrt.errors import RequestError, first_line
 from specrt.json_schema import (
     ENFORCED,
     Path,
@@ -112,7 +112,8 @@ def schema_text(given: Any) -> str | None:
         if hasattr(given, "model_json_schema"):
             given = given.model_json_schema()
     except Exception as error:  # whatever the model raises
-        raise RequestError(f"json_schema is a model without a schema: {error}") from None
+        reason = first_line(error)
+        raise RequestError(f"json_schema is a model without a schema: {reason}") from None
     try:
         # As JSON has it: tuples are lists, and names are texts.
         text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)

@@ -92,17 +92,21 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; the name of its type where it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return an error's text in one line; the name of its type where it has none."""
+    text = getattr(error, "strerror", None) or str(error)
+    return one_line(text) if text.strip() else type(error).__name__
 
 
-_LONGEST = 200
+_LONGEST = 400
 
 
 def one_line(message: str) -> str:
     """Return what a library's message comes down to, in one line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no reason given"]
-    reason = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
+    said = next((at for at, line in enumerate(lines) if line.startswith("error: ")), 0)
+    # What ends with a colon says nothing without the lines after it.
+    last = next((at for at in range(said, len(lines)) if not lines[at].endswith(":")), said)
+    reason = " ".join(lines[said : last + 1]).removeprefix("error: ")
     reason = re.sub(r"^(at )?(\d+)\(\d+\): ", r"line \2: ", reason)
     shown = "".join(c if c.isprintable() else "?" for c in reason)
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."

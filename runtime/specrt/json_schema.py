@@ -129,9 +129,12 @@ def _names(parts: list[SchemaPart]) -> tuple[dict[str, Path], list[str]]:
     """Return the places with a URI of their own, and the URI that is the base of each part."""
     named: dict[str, Path] = {"": ()}
     bases: list[str] = []
+    until_7 = "draft-0" in str(parts[0].schema.get("$schema")) if parts else False
     for part in parts:
         base = bases[part.parent] if part.path else ""
         own, anchor, uris = _text(part, "$id"), _text(part, "$anchor"), list[str]()
+        if until_7 and "$ref" in part.schema:
+            own = None
         if own is not None and not own.startswith("#"):
             base = _joined(base, own).removesuffix("#")
             uris.append(base)
@@ -176,13 +179,16 @@ def _target(
         value = value[step]
     for token in fragment.split("/")[1:]:
         step = token.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+        if isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):
             path, value = (*path, int(step)), value[int(step)]
         elif isinstance(value, Mapping) and step in value:
             path, value = (*path, step), value[step]
         else:
             return None
     return path
+
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def rooted(schema: Any, root: Path = ()) -> Any:
@@ -207,7 +213,7 @@ def rooted(schema: Any, root: Path = ()) -> Any:
 
 def _pointer(path: Path) -> str:
     steps = (str(step).replace("~", "~0").replace("/", "~1") for step in path)
-    return "/".join(("#", *(quote(step, safe="$") for step in steps)))
+    return "/".join(("#", *(quote(step, "$", errors="surrogatepass") for step in steps)))
 
 
 # Keywords that say nothing
@@ -313,7 +319,8 @@ def open_place(parts: list[SchemaPart]) -> str | None:
     """Return where properties are named and others may come, with schemas of their own."""
     for part in parts:
         closed = part.schema.get("additionalProperties", True) is False
-        if "patternProperties" in part.schema or ("properties" in part.schema and not closed):
+        named = "properties" in part.schema or {"required", "minProperties"} <= part.schema.keys()
+        if "patternProperties" in part.schema or (named and not closed):
             return part.place
     return None
 

@@ -53,7 +53,8 @@ def load(
     """Open a bundle for generation; `specrt.open` and `specrt.load` are this one function.
 
     The generator is a context manager that closes itself and frees all memory. The process stays
-    as it was: no signal handler, no logging, no filter of warnings, no environment.
+    as it was: no signal handler, no logging, no filter of warnings. Of the environment `import
+    specrt` sets `ORT_DISABLE_TELEMETRY` where nothing else has.
 
     `threads` is the number of cores to use for the pair; every one this process may run on when
     None. `owns_process` promises that nothing else in this process uses the engine library: target

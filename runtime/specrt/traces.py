@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import RequestError
+from specrt.held_file import check_place, read_file, replacing
 from specrt.records import Count, Interval, read
 
 FORMAT = 1
@@ -111,9 +112,7 @@ def read_index(folder: Path) -> TraceIndex:
     """
     path = folder / INDEX
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data: Any = json.loads(read_file(path, _MOST_BYTES))
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}: {short(data)}")
         return read(TraceIndex, data)
@@ -123,8 +122,9 @@ def read_index(folder: Path) -> TraceIndex:
             f"F --out {folder}`"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise RequestError(
-            f"{path} is damaged ({error}); collect the traces again, into another folder"
+            f"{path} is damaged ({reason}); collect the traces again, into another folder"
         ) from error
 
 
@@ -136,7 +136,7 @@ def read_texts(folder: Path, index: TraceIndex) -> Iterator[TraceText]:
     for shard in index.shards:
         path = folder / shard.file
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as error:
             raise RequestError(
                 f"{path} cannot be read ({error.strerror}), and {INDEX} names it; collect the "
@@ -166,13 +166,20 @@ class TraceWriter:
         self.index = wanted
         if (folder / INDEX).exists():
             self.index = _same(folder, read_index(folder), wanted)
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and not (folder.is_dir() and all(map(_is_left, folder.iterdir()))):
             raise RequestError(
                 f"{folder} is there and holds no traces; name another folder with --out"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".*.part"):  # of a process that was killed
-            left.unlink()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_place(folder / INDEX)
+            for left in folder.glob(".*.part"):  # of a process that was killed
+                left.unlink()
+        except OSError as error:
+            raise RequestError(
+                f"no traces can be kept in {folder}: {error.strerror}; name another folder with "
+                "--out"
+            ) from error
 
     def done(self, prompts: Sequence[str]) -> int:
         """Return how many of the prompts are answered already.
@@ -191,7 +198,10 @@ class TraceWriter:
         return min(first, len(prompts))
 
     def add(self, prompts: Sequence[str], texts: Sequence[TraceText]) -> None:
-        """Write a shard of the traces of some prompts."""
+        """Write a shard of the traces of some prompts.
+
+        Raises: RequestError where that cannot be; the shards before it stay.
+        """
         data = _bytes(texts)
         name = f"traces-{len(self.index.shards):05}.safetensors"
         _write(self._folder / name, data)
@@ -220,14 +230,20 @@ def _hash(prompts: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _is_left(path: Path) -> bool:
+    """Tell whether a file is of a process that was stopped before it wrote an index."""
+    return re.fullmatch(r"traces-\d+\.safetensors|\..*\.part", path.name) is not None
+
+
 def _write(path: Path, data: bytes) -> None:
-    """Put a file in its place whole."""
-    aside = path.with_name(f".{path.name}.part")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be written: {error.strerror}; make room, and run the same again: it "
+            "goes on after what is there"
+        ) from error
 
 
 def _bytes(texts: Sequence[TraceText]) -> bytes:

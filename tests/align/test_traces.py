@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,27 @@ def test_collecting_goes_on_where_it_stopped(
     (out / ".traces-00001.safetensors.part").write_bytes(b"killed while it wrote")
     assert collect(pair, out) == 0
     assert contents(out) == contents(traces)
+    assert collect(pair, out) == 0
+    assert contents(out) == contents(traces)
+
+
+@pytest.mark.parametrize("name", ["traces-00000.safetensors", INDEX])
+def test_a_full_disk_names_the_file_and_the_next_run_goes_on(
+    pair: Path, traces: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out, replace = tmp_path / "traces", Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if target.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", full)
+        assert collect(pair, out, "--limit", "64") == 2
+    assert f"{out / name} cannot be written: No space left" in capsys.readouterr().err
+    assert not [*out.glob(".*")]
     assert collect(pair, out) == 0
     assert contents(out) == contents(traces)
 

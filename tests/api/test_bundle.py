@@ -103,7 +103,7 @@ def test_what_is_no_bundle_is_named(bundle: Path) -> None:
     (bundle / "config.json").touch()
     assert f"`specrt build --target {bundle}`" in refusal(bundle, "it is a checkpoint")
     os.mkfifo(place)  # which is not waited for
-    assert "manifest.json cannot be read (it is no file)" in refusal(bundle)
+    assert "manifest.json cannot be read (it is a pipe, not a file)" in refusal(bundle)
 
 
 def test_a_file_that_is_not_what_was_built_is_named(bundle: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_link_counts_for_what_it_leads_to(bundle: Path, tmp_path: Path) -> Non
     assert f"{path} has" in refusal(bundle)
     path.unlink()
     os.mkfifo(path)
-    assert f"{path} is unreadable (it is no file)" in refusal(bundle)
+    assert f"{path} is unreadable (it is a pipe, not a file)" in refusal(bundle)
 
 
 def test_what_was_hashed_is_what_is_read(bundle: Path) -> None:

@@ -84,6 +84,17 @@ def test_a_kept_graph_gives_transformers_logits(
     assert report.error < 1e-4
 
 
+def test_a_head_of_its_own_is_read_though_the_config_ties_it(tmp_path: Path) -> None:
+    """As transformers does it; a checkpoint in codes it does not read."""
+    tokens, logits = np.arange(8)[None], []
+    for tied in (False, True):
+        written = write_folder(tmp_path / f"{tied}", Gptq(), tie_word_embeddings=False)
+        written.config["tie_word_embeddings"] = tied
+        written.save()
+        logits.append(Reference(Checkpoint.open(written.folder))(tokens))
+    assert np.array_equal(*logits)
+
+
 def test_inputs_are_put_in_order_once_for_layers_that_share_them(
     bare: Path, tmp_path: Path
 ) -> None:

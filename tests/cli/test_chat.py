@@ -90,7 +90,7 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
         (b"/stat", "there is no command '/stat'; did you mean '/stats'?"),
         (b"/gamma 99", "gamma 99 is not among those"),
         (b"/undo", "there is nothing to undo"),
-        (b"/save /nowhere/f", "/nowhere/f cannot be written: No such file or directory"),
+        (b"/save /nowhere/f", "/nowhere/f cannot be written: there is no folder /nowhere"),
         (b"/show-draft", "standard output is not a terminal"),
         (b"\xff", "line 1 of standard input is not UTF-8: byte 0xff at offset 0"),
         (b"x = y\t" * 2000, "tokens, and the context of this bundle is 2048: undo some of it"),

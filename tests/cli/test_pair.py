@@ -152,7 +152,7 @@ def test_activations_are_left_out_of_folders_that_quantize_them(model: Model) ->
 def test_a_checkpoint_that_is_not_there_is_named_with_its_role(model: Model) -> None:
     model("big")
     for pair, named in (
-        (CheckpointPair("no/where/at/all"), "target: no folder no/where/at/all"),
+        (CheckpointPair("no/where/at/all"), "target: there is no folder no/where/at/all"),
         (CheckpointPair("big", "none.gguf"), "draft: none.gguf cannot be read"),
         (CheckpointPair("r.toml"), "target: "),
     ):
@@ -224,9 +224,9 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("--target big --precision int3 --write-recipe f.toml", "specrt: --precision is 'int3'; "),
         ("--target big --backend abacus", "specrt: --backend is 'abacus'; "),
         ("--target big --max-length 99999999", "specrt: --max-length is 99999999; "),
-        ("--target big --draft no/thing/here", "specrt: --draft: no folder no/thing/here"),
+        ("--target big --draft no/thing/here", "--draft: there is no folder no/thing/here"),
         ("--target big --max-length 1", "--max-length is 1; expected a whole number of 2 or more"),
-        ("--target no/thing/here", "--target: no folder no/thing/here"),
+        ("--target no/thing/here", "--target: there is no folder no/thing/here"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(

@@ -213,10 +213,10 @@ def test_what_the_machine_lacks_is_said(
 def test_a_file_that_cannot_be_opened_for_lack_of_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: Path) -> bytes:
+    def full(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(Path, "read_bytes", full)
+    monkeypatch.setattr(os, "open", full)
     with pytest.raises(RequestError, match="allow more with `ulimit -n"):
         read_text(tmp_path / "prompts.jsonl")
 
@@ -261,6 +261,8 @@ def test_the_library_is_imported_silently_and_without_telemetry(
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path} | ({name: chosen} if chosen else {})
+    told = f"import os, specrt; print(os.environ['{name}'])"
+    assert run(sys.executable, "-c", told, env=environment).stdout.decode() == f"{chosen or 1}\n"
     done = run(*COMMAND, "generate", str(codelet), "--prompt", "a", env=environment)
     assert (done.returncode, done.stderr[:8], done.stderr.count(b"\n")) == (2, b"specrt: ", 1)
     assert f"telemetry {chosen or 1}; `specrt doctor`" in done.stderr.decode()

@@ -62,7 +62,10 @@ OTHERS = [
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("build {latin}", "{latin} is not UTF-8 text (byte 0xe9 at offset 5); a recipe is a TOML file"),
     ("build {prompts}", "a recipe is a TOML file"),
-    ("build {codelet}", "{codelet} is a folder; a recipe is a TOML file"),
+    (
+        "build {codelet}",
+        "{codelet} cannot be read: it is a folder, not a file; a recipe is a TOML file",
+    ),
     ("inspect {codelet}/manifest.json", "did you mean '{codelet}'?"),
     ("build {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected a folder"),
     ("build --dry-run {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected"),

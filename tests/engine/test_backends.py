@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,13 +50,44 @@ def test_only_some_backends_use_main_memory(
     assert host_bytes(replace(manifest, draft=None)) == (backends[0] == "ort-cpu") * model
 
 
+def packages(monkeypatch: pytest.MonkeyPatch, there: Mapping[str, str], loaded: str | None) -> None:
+    """Let packages have these versions, and the module that is loaded one of them, if any."""
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    module = None if loaded is None else SimpleNamespace(__version__=loaded)
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+
+
+@pytest.mark.parametrize("loaded", ["1.31.1", "1.25.1"])
+def test_of_two_packages_the_one_that_is_loaded_counts(
+    site: Site, monkeypatch: pytest.MonkeyPatch, loaded: str
+) -> None:
+    there = {"onnxruntime": "1.25.1", "onnxruntime-gpu": "1.31.1"}
+    packages(monkeypatch, there, loaded)
+    bundle = Bundle.open(site.bundle(*pair(), backends=("ort-cuda", "ort-cuda")))
+    manifest = replace(bundle.manifest, versions={"onnxruntime": "1.31.0"})
+    if loaded == "1.31.1":
+        check_versions(bundle.path, manifest)
+        return
+    with pytest.raises(BundleError, match=r"pip install 'onnxruntime>=1\.31'"):
+        check_versions(bundle.path, manifest)
+    monkeypatch.setattr(sys, "version_info", (3, 10, 14))
+    with pytest.raises(BundleError, match=r"Python 3\.10 has none that new: run .* 3\.11"):
+        check_versions(bundle.path, manifest)
+
+
 @pytest.mark.parametrize(
     ("built", "there", "said"),
     [
         (
             "1.30.0",
             {"onnxruntime": "1.29.9"},
-            r"onnxruntime 1.30.0, and onnxruntime 1.29.9 .*1.30'",
+            r"onnxruntime 1.30.0, and 1.29.9 .*1.30'",
         ),
         ("1.9", {"onnxruntime-gpu": "1.8.2"}, "pip install 'onnxruntime-gpu>=1.9'"),
         (
@@ -69,12 +102,7 @@ def test_only_some_backends_use_main_memory(
 def test_a_library_older_than_the_one_that_built_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch, built: str, there: Mapping[str, str], said: str
 ) -> None:
-    def version(name: str) -> str:
-        if name not in there:
-            raise PackageNotFoundError(name)
-        return there[name]
-
-    monkeypatch.setattr("importlib.metadata.version", version)
+    packages(monkeypatch, there, next(iter(there.values()), None))
     for backend in ("ort-cpu", "ort-cuda", "tensorrt"):
         folder = site.bundle(*pair(), backends=(backend, backend), name=backend)
         manifest = replace(

@@ -31,6 +31,7 @@ from specrt.text.chat_template import read_template
 from specrt_export import builder
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.builder import build, is_fresh
+from specrt_export.checkpoint import Checkpoint
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe import Recipe, read_recipe
 
@@ -79,9 +80,13 @@ def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, buil
     assert not is_fresh(recipe, built)
 
 
-SLOW_BUILD = """
+BARE = """
 import sys, time
 sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscript")))
+"""
+"""Without an exporter, as after `pip install specrt[build]`: the recipe names its graphs."""
+
+SLOW_BUILD = f"""{BARE}
 from pathlib import Path
 from specrt_export.builder import build
 from specrt_export.recipe import read_recipe
@@ -93,7 +98,6 @@ def hook(stage, done):
 
 build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]), hook)
 """
-"""Without an exporter, as after `pip install specrt[build]`: the recipe names its graphs."""
 
 
 def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, built: Path) -> None:
@@ -110,6 +114,25 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, bu
         shutil.copytree(built, folder, dirs_exist_ok=True)
     assert leftovers(built) == []
     assert hashes(built) == before
+
+
+def test_sigterm_ends_a_build_as_ctrl_c_does(small: Path, out: Path) -> None:
+    """Also two at once, which `timeout` sends."""
+    program = f"{BARE}\nfrom specrt.cli import main\nmain()"
+    command = [sys.executable, "-c", program, "build", str(small), "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "compile" not in process.stderr.readline():
+            pass
+        assert len(leftovers(out)) == 1
+        process.terminate()
+        process.terminate()
+        said = process.stderr.read()
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == "specrt: interrupted"
+    assert "Traceback" not in said
+    assert leftovers(out) == []
+    assert not out.exists()
 
 
 def dead_process() -> int:
@@ -323,6 +346,22 @@ def test_a_pair_that_does_not_fit_is_refused_before_any_work(
     assert stages == []
     assert not out.exists()
     assert leftovers(out) == []
+
+
+def test_weights_that_are_not_numbers_are_named_before_any_work(small: Path, out: Path) -> None:
+    """In the draft, too, and wherever they are; in bf16 these are its NaN and minus infinity."""
+    file = small.parent / "draft" / "model.safetensors"
+    held = Checkpoint.open(file.parent).weights["model.norm.weight"]
+    stages: list[str] = []
+    for place, bits in ((0, 0x7FC0), (held.bytes - 2, 0xFF80)):
+        data = bytearray(file.read_bytes())
+        at = held.offset + place
+        data[at : at + 2] = bits.to_bytes(2, "little")
+        file.write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"model\.norm\.weight holds NaN or infinity; ex"):
+            build(read_recipe(small), out, lambda stage, done: stages.append(stage))
+    assert stages == ["read weights"] * 2
+    assert not out.exists()
 
 
 def test_a_graph_that_computes_something_else_than_transformers_is_refused(

@@ -106,6 +106,9 @@ def test_a_missing_folder_is_no_hub_name(folder: Path) -> None:
         Checkpoint.open(folder / "gone")
     with pytest.raises(CheckpointError, match="revision 'v1' given with the local folder"):
         Checkpoint.open(folder, revision="v1")
+    near = folder.with_name(f"{folder.name}x")
+    with pytest.raises(CheckpointError, match=rf"no folder {near} .did you mean {folder}\?."):
+        Checkpoint.open(near)
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         Checkpoint.open(folder)

@@ -127,8 +127,8 @@ def test_a_hub_name_is_fetched_once_and_only_what_is_needed(hub: str, tmp_path: 
 
 
 REFUSED = {
-    ("owner/tiny", "v2"): "cannot fetch owner/tiny at revision 'v2': the model has no such",
-    ("owner/none", None): "no folder and no hub model has this name",
+    ("owner/tiny", "v2"): "from the hub at revision 'v2' failed: the model has no such",
+    ("owner/none", None): "there is no folder owner/none, and fetching it from the hub failed",
     ("owner/shut", None): "access is gated: accept its terms",
 }
 
@@ -137,5 +137,6 @@ def test_what_the_hub_refuses_is_explained(hub: str, tmp_path: Path) -> None:
     found = ask(hub, tmp_path, *((*question, False) for question in REFUSED))
     assert all(told in said for told, said in zip(REFUSED.values(), found, strict=True))
     (answer,) = ask("http://127.0.0.1:9", tmp_path, ("owner/tiny", None, False))
-    assert answer.startswith("cannot fetch owner/tiny: check the network, or give a local folder")
+    assert answer.startswith("there is no folder owner/tiny, and fetching it from the hub failed")
+    assert "correct the name, or check the network" in answer
     assert "\n" not in answer

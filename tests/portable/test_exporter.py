@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
@@ -20,9 +22,12 @@ from specrt.errors import CheckpointError, ExportError
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import check_parity
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.attachment import attach_graph
+from specrt_export.portable.attachment import attach_graph, check_weights
 from specrt_export.portable.exporter import export_graph, exporter
+from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import facts_of
+from specrt_export.safetensors_file import map_array
+from support.quantized_folders import container
 
 pytestmark = pytest.mark.export
 
@@ -169,6 +174,82 @@ def test_weights_that_do_not_fit_are_named(exported: Zoo, tmp_path: Path) -> Non
         with pytest.raises(CheckpointError, match=message):
             attach_graph(exported("gpt2" + BARE).graph, checkpoint, tmp_path / "out.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def rewritten(
+    one: Checkpoint, folder: Path, tensors: Mapping[str, Any], **config: Any
+) -> Checkpoint:
+    """Save a checkpoint with other tensors (None for one that is left out) and another config."""
+    shutil.copytree(one.folder, folder)
+    known = one.config | config
+    (folder / "config.json").write_text(json.dumps(known), encoding="utf-8")
+    held = {name: (w.dtype, map_array(w)) for name, w in one.weights.items()}
+    held |= {name: ("F32", array) for name, array in tensors.items()}
+    kept = {name: tensor for name, tensor in held.items() if tensor[1] is not None}
+    (folder / "model.safetensors").write_bytes(container(kept))
+    return Checkpoint.open(folder)
+
+
+EMBEDDING = "transformer.wte.weight"
+HEADS: dict[str, tuple[int, Callable[[Any], dict[str, Any]]]] = {
+    "another": (2, lambda table: {"lm_head.weight": table[::-1]}),
+    "the same": (1, lambda table: {"lm_head.weight": table}),
+    "in its place": (1, lambda table: {"lm_head.weight": table, EMBEDDING: None}),
+}
+"""What a checkpoint holds that its config.json ties, and how many tables that is."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_a_checkpoint_holds_decides_what_is_tied(
+    name: str, exported: Zoo, tmp_path: Path
+) -> None:
+    one, (count, of) = exported("gpt2").checkpoint, HEADS[name]
+    assert one.config["tie_word_embeddings"]
+    changed = rewritten(one, tmp_path / "model", of(map_array(one.weights[EMBEDDING])))
+    graph = attach_graph(exported("gpt2" + BARE).graph, changed, tmp_path / "graph.onnx").path
+    check_weights(graph, changed)
+    assert check_parity(changed, graph).error < 1e-5
+    tables = {t.name for t in external_tensors(load(graph))} & {"lm_head.weight", EMBEDDING}
+    assert len(tables) == count
+
+
+LAYER, SIX = "transformer.h.0", np.ones(6, np.float32)
+UNREAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a further layer": ({"transformer.h.2.ln_1.weight": SIX}, r"h\.2\.ln_1\.weight, which no"),
+    "norms": ({f"{LAYER}.attn.q_norm.weight": SIX, "b": SIX}, r"q_norm\.weight and 1 more tensors"),
+    "a bias": (
+        {"lm_head.bias": SIX},
+        r"lm_head\.bias, .* config\.json reads; correct config\.json",
+    ),
+    "both names": ({"h.0.ln_1.weight": SIX}, r"h\.0\.ln_1\.weight"),
+    "no bias": ({f"{LAYER}.ln_1.bias": None}, r"holds no weight transformer\.h\.0\.ln_1\.bias"),
+}
+
+
+@pytest.mark.parametrize(("tensors", "message"), UNREAD.values(), ids=UNREAD)
+def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(
+    tensors: dict[str, Any], message: str, exported: Zoo, tmp_path: Path
+) -> None:
+    changed = rewritten(exported("gpt2").checkpoint, tmp_path / "model", tensors)
+    with pytest.raises(CheckpointError, match=message):
+        check_weights(
+            attach_graph(exported("gpt2" + BARE).graph, changed, tmp_path / "g.onnx").path, changed
+        )
+
+
+def test_tensors_that_change_nothing_may_be_there(exported: Zoo, tmp_path: Path) -> None:
+    """Masks of old checkpoints, zeros that some quantizers write as biases, further predictors."""
+    names = (
+        f"{LAYER}.attn.bias", f"{LAYER}.attn.masked_bias", "rotary_emb.inv_freq", "mtp.fc.weight",
+        "model.position_ids", "model.layers.3.mlp.up_proj.weight",
+    )  # fmt: skip
+    tensors = {**dict.fromkeys(names, SIX), "lm_head.bias": 0 * SIX}
+    changed = rewritten(
+        exported("gpt2").checkpoint, tmp_path / "model", tensors,
+        num_hidden_layers=2, num_nextn_predict_layers=2,
+    )  # fmt: skip
+    graph = attach_graph(exported("gpt2" + BARE).graph, changed, tmp_path / "g.onnx").path
+    assert check_weights(graph, changed).layers == 2
 
 
 LLAMA, LAYERS = {"model_type": "llama"}, ["full_attention", "linear_attention"]

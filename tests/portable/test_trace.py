@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specrt.errors import ExportError
+from specrt_export.portable.fake_model import StoredWeights, build
 from specrt_export.portable.hook import Hook
 from specrt_export.portable.trace import trace
 
@@ -58,3 +61,27 @@ def test_positions_that_begin_at_the_padding_token_are_refused(tmp_path: Path) -
     RobertaConfig(is_decoder=True, intermediate_size=8, **sizes).save_pretrained(tmp_path)
     with pytest.raises(ExportError, match=r"from its padding token on; expected .* from 0"):
         trace(tmp_path)
+
+
+def test_a_buffer_that_checkpoints_hold_is_read_from_them(tmp_path: Path) -> None:
+    from transformers import Gemma4TextConfig
+
+    Gemma4TextConfig(
+        vocab_size=9, vocab_size_per_layer_input=9, hidden_size=8, num_hidden_layers=2,
+        intermediate_size=8, num_attention_heads=1, num_key_value_heads=1, head_dim=8,
+        hidden_size_per_layer_input=0, num_kv_shared_layers=0,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    mode = FakeTensorMode()
+    model, buffers = build(tmp_path, mode)
+    stored = StoredWeights.of(model, mode, buffers)
+    scales = {f"model.layers.{layer}.layer_scalar" for layer in range(2)}
+    assert scales == stored.optional.keys() <= stored.names.keys()
+    assert not scales & buffers.keys()
+
+
+def test_what_transformers_says_of_a_config_is_passed_on_past_its_colon(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 66, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"StrictData.*hidden size \(66\) is not a multiple") as e:
+        trace(tmp_path)
+    assert "\n" not in str(e.value)

@@ -328,6 +328,10 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"$schema": "https://json-schema.org/draft/2019-09/schema", "prefixItems": [NULL]}, ["[]"],
      ["[1]"]),
     ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}, ["5"], ["6"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://a.example/b/",
+      "allOf": [{"$id": "http://a.example/", "$ref": "c"}], "definitions": {
+          "x": {"$id": "http://a.example/c", "type": "string"}, "y": {"$id": "c", **NULL}}},
+     ["null"], ['"a"']),
     ({"type": "integer"}, ["-9223372036854774784", "1234567890123456789"], ["1" * 20]),
     # Characters that JSON strings have as escapes alone.
     *((schema, [f'"a\\u00{ord(character):02x}b"'], ['"ab"', '"a\x7fb"', '"a\\u0062"'])
@@ -426,6 +430,16 @@ def test_references_lead_where_the_standard_says(
             path.append(data.draw(st.sampled_from(ways)))
             if path[-1] == EOS:
                 break
+
+
+def test_schemas_within_a_grammar_are_read_alike(grammars: Grammars) -> None:
+    """What only looks like one stays as it is."""
+    schema = '{"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}'
+    grammar = f'start: "%json [ ]" /%json [ ]/ <|tool|> %json {schema} // %json [ ]'
+    path = [*b"%json [ ]%json  ", TOOL, *b"5"]
+    made = processor(grammars, grammar=grammar)
+    assert all(token in allowed(made, *path[:depth]) for depth, token in enumerate(path))
+    assert allowed(made, *path[:-1]) == [ord("5")]
 
 
 class Broken:

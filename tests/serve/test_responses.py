@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from scheduler.support import rows
 from serve.support import TOOLS, Live, failing, serving
+from specrt.serve.responses_routes import ResponsesBody
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
@@ -119,6 +120,27 @@ def test_functions_are_called_and_their_results_read(toy: Live, client: openai.O
         model="toy", input=items, max_output_tokens=20, temperature=0,
         extra_body={"ignore_eos": True},
     ).output_text == wanted  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "assistant", "content": "so"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"},
+    ],
+)
+def test_reasoning_of_earlier_turns_reaches_the_template(item: dict[str, Any]) -> None:
+    for thought in (
+        {"content": [{"type": "reasoning_text", "text": "hm"}], "summary": []},
+        {"summary": [{"type": "summary_text", "text": "hm"}]},
+    ):
+        asked = {"role": "user", "content": "?"}
+        items = [asked, {"type": "reasoning", **thought}, item, asked]
+        _, message, _ = ResponsesBody.model_validate({"input": items}).chat().messages
+        plain = message.plain()
+        assert plain["reasoning_content"] == "hm"
+        assert plain["content"] == item.get("content")
+        assert ("tool_calls" in plain) == ("name" in item)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -297,7 +298,13 @@ def test_a_file_that_is_damaged_or_not_ours_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with pytest.raises(RequestError, match="damaged"):
         TextMemory().read(path, "v", 10)
-    with pytest.raises(RequestError, match="cannot be read"):
-        TextMemory().read(tmp_path, "v", 10)
-    with pytest.raises(RequestError, match="cannot be written"):
-        memory.save(tmp_path / "none" / "texts", "v")
+
+
+def test_a_file_that_could_not_be_saved_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    memory, pipe, none = TextMemory(), tmp_path / "pipe", tmp_path / "none" / "texts"
+    os.mkfifo(pipe)
+    for path, why in ((tmp_path, "a folder"), (pipe, "a pipe"), (none, "there is no folder")):
+        for use in (lambda at: memory.read(at, "v", 10), lambda at: memory.save(at, "v")):
+            with pytest.raises(RequestError, match=f"cannot be written: .*{why}.*; give another"):
+                use(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -221,7 +221,8 @@ def test_arguments_that_are_not_json_are_told_to_any_template(source: str, wante
 
 @pytest.mark.parametrize("given", ["reasoning", "reasoning_content", "thinking"])
 def test_reasoning_has_all_its_names(given: str) -> None:
-    message = {"role": "assistant", "content": "so", given: "why</s>"}
-    for read in ("reasoning", "reasoning_content", "thinking"):
+    names = ("reasoning", "reasoning_content", "thinking")
+    message = {"role": "assistant", "content": "so", **dict.fromkeys(names), given: "why</s>"}
+    for read in names:
         template = ChatTemplate(f"{{{{ messages[0].{read} }}}}", {})
         assert template.render([message]) == "why</s>"

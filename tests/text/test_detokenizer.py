@@ -222,6 +222,26 @@ def test_a_stop_string_is_never_shown(pieces: list[str], stops: tuple[str, ...])
         assert (text, met or "") == whole.partition(stops[0])[:2]
 
 
+@settings(held, max_examples=150)
+@given(pieces=st.lists(letters, max_size=8), stops=stops)
+def test_of_stop_strings_the_earliest_counts_then_the_first(
+    pieces: list[str], stops: tuple[str, ...]
+) -> None:
+    """As docs/embedding.md has it: by a search for each of them."""
+    shown, held = [], ""
+    for piece in pieces:
+        held += piece
+        met = [(held.find(stop), stop) for stop in stops if stop in held]
+        if met:
+            assert feed(stops, pieces) == ([*shown, held[: min(met)[0]]], min(met)[1])
+            return
+        ends = (at for at in range(len(held)) if any(s.startswith(held[at:]) for s in stops))
+        at = next(ends, len(held))
+        shown.append(held[:at])
+        held = held[at:]
+    assert feed(stops, pieces) == ([*shown, held], None)
+
+
 def test_what_is_shown_and_when() -> None:
     for stops, pieces, shown, met in (
         (("end",), ["an en", "d."], ["an ", ""], "end"),

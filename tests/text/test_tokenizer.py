@@ -363,6 +363,9 @@ def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> N
     message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {f"n{EOS}": f"{EOS}b"}}
     ids = tokenizer.encode(template.render([message]))
     assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
+    template = ChatTemplate("{{ messages[0].role }}{{ tools[0].name ~ '</s>' }}", {})
+    ids = tokenizer.encode(template.render([{"role": f"a{EOS}"}], tools=[{"name": f"b{EOS}"}]))
+    assert ids == [*b"a</s>b</s>", *tokenizer.encode(EOS)]
 
 
 def test_messages_that_could_hide_control_tokens_are_refused() -> None:

@@ -308,7 +308,8 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from specrt_export.portable.trace import project_on, quiet, stored_names
+    from specrt_export.portable.fake_model import stored_names
+    from specrt_export.portable.trace import project_on, quiet
 
     with quiet(), no_progress_bar(), torch.no_grad():
         model = task.loader(str(checkpoint.config["model_type"])).from_config(
@@ -320,6 +321,7 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
         if scored is not None:
             project_on(model, scored)
             names = stored_names(model)
+        _untie(model, checkpoint)
         for name, parameter in model.named_parameters():
             if _is_computed(model, name):
                 continue
@@ -328,6 +330,18 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
             if name in checkpoint.weights:
                 buffer.copy_(torch.from_numpy(checkpoint.floats(name)))
     return model.eval()
+
+
+def _untie(model: Any, checkpoint: Checkpoint) -> None:
+    """Give a tied weight that a checkpoint holds under both names two parameters."""
+    from torch.nn import Parameter
+
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if other != name and {other, name} <= checkpoint.weights.keys():
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, Parameter(parameter.clone()))
 
 
 @contextmanager

@@ -156,6 +156,7 @@ def monitor(module: Any, watch: Watch) -> Any:
 def interruptible(watch: Watch) -> Iterator[None]:
     """Let Ctrl-C stop a build at the end of a step; a second one ends the process at once.
 
+    So does SIGTERM where it has a handler, which is called once the build has stopped.
     Python runs the handler at the library's next message or step: it builds without the GIL. In a
     thread that is not the main one signals cannot be handled, and none are.
     """
@@ -163,16 +164,25 @@ def interruptible(watch: Watch) -> Iterator[None]:
         yield
         return
 
+    came: set[int] = set()
+
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+        came.add(number)
         watch.interrupt()
 
-    before = signal.signal(signal.SIGINT, stop)
+    ends = callable(signal.getsignal(signal.SIGTERM))
+    caught = (signal.SIGINT, signal.SIGTERM) if ends else (signal.SIGINT,)
+    before = {number: signal.signal(number, stop) for number in caught}
     try:
         yield
     finally:
-        # None: a handler that was not set from Python cannot be put back.
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        for number, handler in before.items():
+            # None: a handler that was not set from Python cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if signal.SIGTERM in came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 _KERNEL = re.compile(

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
+from specrt.held_file import open_file
 from specrt_export.gguf.blocks import ABSENT, FORMATS, Format
 from specrt_export.safetensors_file import count_formats
 
@@ -333,10 +334,8 @@ def _parts(first: Path, count: int) -> list[Path]:
 
 def _read(path: Path) -> tuple[dict[str, Value], dict[str, GgufTensor]]:
     """Read one file, which is mapped for as long as that takes."""
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is no plain file; name a GGUF file")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(8)
             _check_head(path, head)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

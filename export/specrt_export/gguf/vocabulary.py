@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from specrt.errors import CheckpointError, did_you_mean
+from specrt.errors import CheckpointError, did_you_mean, first_line
 from specrt_export.gguf.reader import GgufFile, shown
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
@@ -221,8 +221,8 @@ class Vocabulary:
             Tokenizer.from_str(json.dumps(state))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(
-                f"{self.file.path}: its vocabulary makes no tokenizer ({error}); convert the model "
-                "again"
+                f"{self.file.path}: its vocabulary makes no tokenizer ({first_line(error)}); "
+                "convert the model again"
             ) from error
         return state
 

@@ -6,8 +6,8 @@ No torch here: a graph that was exported elsewhere meets its weights on any mach
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
-from specrt_export.checkpoint import Checkpoint
+from specrt.held_file import replacing
+from specrt_export.checkpoint import NEVER_READ, Checkpoint
+from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import (
     ATTACHED,
     CODED,
@@ -30,8 +32,11 @@ from specrt_export.portable.graph import (
     facts_of,
     geometry_of,
     part_path,
+    parts_beside,
+    read_graph,
+    source_of,
 )
-from specrt_export.safetensors_file import WeightBytes, map_array
+from specrt_export.safetensors_file import WeightBytes, map_array, same_floats
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""
@@ -112,13 +117,11 @@ def save_graph(model: onnx.ModelProto, out: Path) -> ExportedGraph:
     Raises: ExportError.
     """
     data = model.SerializeToString(deterministic=True)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
-        aside.replace(out)
+        with replacing(out) as file:
+            file.write(data)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise ExportError(
             f"cannot write {out} ({error.strerror}); free space or choose another --out"
         ) from error
@@ -164,17 +167,23 @@ def attach(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
 
 
 def _settle_ties(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
-    """Name each weight that a checkpoint leaves out as the one there that it is tied to."""
+    """Name each weight that a checkpoint leaves out, or repeats, as one there that it is tied to.
+
+    One that a checkpoint holds with other values stays: transformers does not tie it either.
+    """
     graph, tied = model.graph, json.loads(_taken(model, TIED) or "{}")
     names: dict[str, str] = {}
-    for name, others in tied.items():
-        if _stored(checkpoint, name) is None:
-            there = (other for other in others if _stored(checkpoint, other) is not None)
-            names[name] = next(there, name)
+    for name, group in tied.items():
+        places = {other: _stored(checkpoint, other) for other in group}
+        there = {other: place for other, place in places.items() if place is not None}
+        own = there.get(name) or next(iter(there.values()), None)
+        alike = (n for n, w in there.items() if own and (w is own or same_floats(w, own)))
+        names[name] = next(alike, name)
     kept: dict[str, TensorProto] = {}
     for tensor in graph.initializer:
-        one = kept.setdefault(names.get(tensor.name, tensor.name), tensor)
-        one.name = names.get(tensor.name, tensor.name)
+        tensor.name = names.get(tensor.name, tensor.name)
+        kept.pop(tensor.name, None)  # its last place is that in a graph whose model ties it
+        kept[tensor.name] = tensor
     tensors = list(kept.values())
     del graph.initializer[:]
     graph.initializer.extend(tensors)
@@ -212,6 +221,83 @@ def _bypass(graph: onnx.GraphProto, zeros: TensorProto) -> None:
         graph.initializer.remove(zeros)
 
 
+def check_weights(graph: Path, checkpoint: Checkpoint) -> Geometry:
+    """Hold a graph to the weights of its checkpoint, and these to what it reads; return its sizes.
+
+    Of an encoder-decoder it is the decoder's, and those beside it count with it.
+    Raises: CheckpointError for a weight elsewhere than the graph says, and for one that is not
+    read.
+    """
+    model, read = read_graph(graph), set[str]()
+    others = parts_beside(graph).values() if source_of(model) else ()
+    for part in (model, *map(read_graph, others)):
+        for tensor in external_tensors(part):
+            read.add(_placed(graph, tensor, checkpoint))
+    _check_read(checkpoint, read)
+    return geometry_of(model)
+
+
+def _placed(graph: Path, tensor: TensorProto, checkpoint: Checkpoint) -> str:
+    """Return the name of a graph's weight in its checkpoint.
+
+    Raises: CheckpointError where the graph was exported from another one.
+    """
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    name = _stored_name(checkpoint, tensor.name)
+    stored = checkpoint.weights.get(name)
+    if tensor.name in checkpoint.coded and place.get("location") == CODED:
+        return name
+    if stored is None or (
+        stored.file.name != place.get("location")
+        or stored.offset != int(place.get("offset", 0))
+        or stored.shape != tuple(tensor.dims)
+        or TYPES.get(stored.dtype) != tensor.data_type
+    ):
+        raise CheckpointError(
+            f"{graph} was exported from another checkpoint than {checkpoint.folder}: "
+            f"{tensor.name} is not where the graph says; export it again with "
+            f"`specrt export {checkpoint.folder} --out {graph}`"
+        )
+    return name
+
+
+def _check_read(checkpoint: Checkpoint, read: Collection[str]) -> None:
+    """Refuse weights that nothing reads, but for those that change nothing.
+
+    Raises: CheckpointError.
+    """
+    ours = [checkpoint.weights[name] for name in read]
+    unread = [
+        name
+        for name, weight in checkpoint.weights.items()
+        if name not in read
+        and not NEVER_READ.search(name)
+        and not _predicts_further(checkpoint, name)
+        and not (name.endswith(".bias") and _is_zero(checkpoint, name))
+        and not any(same_floats(weight, one) for one in ours)
+    ]
+    if unread:
+        more = f" and {len(unread) - 1} more tensors" if len(unread) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.origin} holds {unread[0]}{more}, which no part of the model in its "
+            "config.json reads; correct config.json (num_hidden_layers, attention_bias and the "
+            "like) or fetch both again, of one model"
+        )
+
+
+def _predicts_further(checkpoint: Checkpoint, name: str) -> bool:
+    """Tell whether a weight is of a layer beyond the model's, which predicts several tokens."""
+    layer, config = re.search(r"\blayers\.(\d{1,6})\.", name), checkpoint.config
+    first, count = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
+    if layer is None or not isinstance(first, int) or not isinstance(count, int):
+        return False
+    return first <= int(layer[1]) < first + count
+
+
+def _is_zero(checkpoint: Checkpoint, name: str) -> bool:
+    return name not in checkpoint.coded and not map_array(checkpoint.weights[name]).any()
+
+
 def _taken(model: onnx.ModelProto, key: str) -> str | None:
     """Take a fact off a graph, and return it."""
     for index, entry in enumerate(model.metadata_props):
@@ -233,9 +319,13 @@ def _place(tensor: TensorProto, facts: Mapping[str, str]) -> None:
         tensor.external_data.add(key=key, value=value)
 
 
-def _stored(checkpoint: Checkpoint, name: str) -> WeightBytes | None:
+def _stored_name(checkpoint: Checkpoint, name: str) -> str:
     # Checkpoints saved from a model without its head lack the first part of each name.
-    return checkpoint.weights.get(name) or checkpoint.weights.get(name.partition(".")[2])
+    return name if name in checkpoint.weights else name.partition(".")[2]
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> WeightBytes | None:
+    return checkpoint.weights.get(_stored_name(checkpoint, name))
 
 
 def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:

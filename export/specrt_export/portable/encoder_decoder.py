@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.cache_utils import EncoderDecoderCache
@@ -27,7 +25,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
-from specrt_export.portable.graph import EXACT, OPTIONAL, PART, SOURCE, TASK, TIED, SourceGeometry
+from specrt_export.portable.fake_model import StoredWeights, build
+from specrt_export.portable.graph import EXACT, PART, SOURCE, TASK, SourceGeometry
 from specrt_export.portable.hook import Buffers, Hook, Probe, TracedSource, installed
 from specrt_export.portable.trace import (
     BATCH,
@@ -36,15 +35,12 @@ from specrt_export.portable.trace import (
     WIDTH,
     Traced,
     best_ids,
-    build,
     check_positions,
     contract,
-    faked,
     fill,
     graph_of,
     quiet,
     rows_only,
-    stored_names,
     traced,
 )
 from specrt_export.task import SPEECH, UNBOUNDED, ModelTask, normalized
@@ -69,7 +65,7 @@ def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
         with no_init_weights():  # some would copy values into what has none
             model, buffers = build(folder, mode, task.factory)
         model.tie_weights()
-        untied = _UntiedWeights.of(model, mode, buffers)
+        stored = StoredWeights.of(model, mode, buffers)
         buffers |= _replace_biases(model, hook, mode)
         _replace_positions(model, hook)
         for module in model.modules():
@@ -87,67 +83,13 @@ def _trace(folder: Path, task: ModelTask) -> tuple[Traced, ...]:
     exact = sorted(getattr(model, "_keep_in_fp32_modules", None) or ())
     parts = []
     for part, (graph, inputs, outputs) in graphs.items():
-        fill(graph, untied.names, buffers)
+        fill(graph, stored.names, buffers)
         facts = {TASK: task.name, SOURCE: json.dumps(source.to_json())}
-        facts |= untied.facts(graph) | ({PART: part} if part else {})
+        facts |= stored.facts(graph) | ({PART: part} if part else {})
         facts |= {EXACT: json.dumps(exact)} if exact else {}
-        one = Traced(graph, geometry, kind, inputs, outputs, facts, untied.optional)
+        one = Traced(graph, geometry, kind, inputs, outputs, facts, stored.optional)
         parts.append(one)
     return tuple(parts)
-
-
-@dataclass(frozen=True)
-class _UntiedWeights:
-    """The weights of a model, none of them tied: which are is found when a checkpoint is there.
-
-    A config may say that a checkpoint ties what it holds twice, as those of T5 1.1 do.
-    """
-
-    names: dict[str, str]
-    """The name in a checkpoint of each weight."""
-    tied: dict[str, tuple[str, ...]]
-    """For a weight that a checkpoint may not hold, those that it is tied to."""
-    optional: dict[str, NDArray[np.float32]]
-    """Those that a checkpoint may not hold, and what they are then."""
-
-    @classmethod
-    def of(cls, model: Any, mode: FakeTensorMode, buffers: dict[str, Tensor]) -> _UntiedWeights:
-        optional = {}
-        for path, module in model.named_modules():
-            kept = module._buffers.keys() - module._non_persistent_buffers_set
-            for name in sorted(kept):
-                whole = f"{path}.{name}".lstrip(".")
-                optional[whole] = buffers.pop(whole).numpy()
-            if hasattr(module, "create_weight"):  # a table that most checkpoints leave out
-                optional[f"{path}.weight"] = module.create_weight().numpy()
-        tied = _untie(model, mode)
-        names = stored_names(model) | {name: name for name in optional}
-        return cls(names, {names[n]: tuple(names[o] for o in tied[n]) for n in tied}, optional)
-
-    def facts(self, graph: Any) -> dict[str, str]:
-        """Return what a graph says of such weights among its own."""
-        there = graph.graph.initializers.keys()
-        tied = {name: others for name, others in self.tied.items() if name in there}
-        optional = sorted(self.optional.keys() & there)
-        return {k: json.dumps(v) for k, v in ((TIED, tied), (OPTIONAL, optional)) if v}
-
-
-def _untie(model: Any, mode: FakeTensorMode) -> dict[str, tuple[str, ...]]:
-    """Give every name of a tied parameter one of its own; return the other names of each."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    tied = {}
-    with faked(mode):
-        for names in (names for names in groups.values() if len(names) > 1):
-            for name in names:
-                owner, _, own = name.rpartition(".")
-                shape = model.get_parameter(name).shape
-                model.get_submodule(owner).register_parameter(
-                    own, torch.nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
-                )
-                tied[name] = tuple(other for other in names if other != name)
-    return tied
 
 
 class RelativeBias:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
 from specrt.engine.ort import silent_options
-from specrt.errors import BuildError, CheckpointError, ExportError
+from specrt.errors import BuildError, ExportError
 from specrt.records import read
-from specrt_export.checkpoint import Checkpoint
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.portable.external_data import (
@@ -50,7 +49,7 @@ SOURCE = "specrt.source"
 """The sizes of what a decoder attends to besides its text."""
 
 TIED = "specrt.tied"
-"""Of a graph without weights: those that one is tied to, where a checkpoint leaves it out."""
+"""Of a graph without weights: those that one is tied to, unless a checkpoint holds both."""
 
 OPTIONAL = "specrt.optional"
 """Of a graph without weights: those that it holds itself, where a checkpoint leaves them out."""
@@ -243,31 +242,6 @@ def check_length(geometry: Geometry, max_length: int, checkpoint: Path) -> None:
             f"max_length {max_length} is more than the {geometry.max_positions} positions "
             f"{checkpoint} was trained for; lower `max_length` in the recipe"
         )
-
-
-def check_weights(graph: Path, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
-    """Hold where a graph finds each weight to where the checkpoint has it.
-
-    Raises: CheckpointError when the graph was exported from another checkpoint.
-    """
-    for tensor in external_tensors(model):
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        bare = tensor.name.partition(".")[2]
-        stored = checkpoint.weights.get(tensor.name) or checkpoint.weights.get(bare)
-        coded = checkpoint.coded.get(tensor.name)
-        if coded is not None and place.get("location") == CODED:
-            continue
-        if stored is None or (
-            stored.file.name != place.get("location")
-            or stored.offset != int(place.get("offset", 0))
-            or stored.shape != tuple(tensor.dims)
-            or TYPES.get(stored.dtype) != tensor.data_type
-        ):
-            raise CheckpointError(
-                f"{graph} was exported from another checkpoint than {checkpoint.folder}: "
-                f"{tensor.name} is not where the graph says; export it again with "
-                f"`specrt export {checkpoint.folder} --out {graph}`"
-            )
 
 
 PASS_BYTES = 64 << 20

@@ -25,6 +25,7 @@ from specrt_export.heads.dflash_module import BlockDraftHead
 from specrt_export.heads.eagle3_format import HIDDEN, Head
 from specrt_export.heads.eagle3_module import Eagle3Head
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.portable.fake_model import faked, take_buffers
 from specrt_export.portable.hook import OPSET, Buffers, Hook, installed, visible
 from specrt_export.portable.trace import (
     BATCH,
@@ -33,11 +34,9 @@ from specrt_export.portable.trace import (
     best_ids,
     contract,
     export_module,
-    faked,
     fill,
     looked_up,
     quiet,
-    take_buffers,
     traced,
 )
 

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
-from specrt.errors import ExportError
+from specrt.errors import ExportError, reason_of
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
+from specrt_export.portable.fake_model import LONG_ROPE, StoredWeights, build, faked
 from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
 from specrt_export.task import normalized
 
@@ -92,10 +92,9 @@ def traced(folder: Path, trace: Callable[[], T]) -> T:
             cause = cause.__cause__
         if cause is not None:  # a refusal of ours, from within the exporter
             raise cause from None
-        reason = str(error).strip().partition("\n")[0]
         raise ExportError(
-            f"the model in {folder} does not trace ({type(error).__name__}: {reason}); "
-            "export another model, or report its config.json"
+            f"the model in {folder} does not trace ({reason_of(error)}); export another model, or "
+            "report its config.json"
         ) from error
 
 
@@ -107,9 +106,10 @@ def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64]
         if entries is not None:
             with faked(mode):
                 project_on(model, len(entries))
+        stored = StoredWeights.of(model, mode, buffers)
+        if entries is not None:
             buffers["entries"] = looked_up(entries)
             model.register_buffer("entries", mode.from_tensor(buffers["entries"]))
-        names = stored_names(model)
         model.config._attn_implementation = name
         with mode:
             geometry = measure(model, hook)
@@ -118,44 +118,15 @@ def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64]
         if head is not None:
             with faked(mode):
                 feature = HEAD_FORMATS[head.KIND].part("feature")(head.config)
-            names |= {f"feature.{n}": n for n, _ in feature.named_parameters()}
+            stored.names.update({f"feature.{n}": n for n, _ in feature.named_parameters()})
         with mode:
             inputs = head.config.inputs if head else ()
             decoder = Decoder(model, hook, feature, inputs, maps=entries is not None).eval()
             graph = export_module(decoder, geometry)
-    fill(graph, names, buffers)
-    names_of = contract(geometry.layers, makes=("feature",) if head is not None else ())
-    return Traced(graph, geometry, str(model.config.model_type), *names_of)
-
-
-def causal(_: str) -> Any:
-    """Return the class that builds decoders of every type."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM
-
-
-def build(
-    folder: Path, mode: FakeTensorMode, factory_of: Callable[[str], Any] = causal
-) -> tuple[Any, dict[str, Tensor]]:
-    """Build a model with fake parameters; return it with the real values of its buffers.
-
-    `factory_of` names the class that builds models of a type.
-    """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    config = getattr(config, "text_config", None) or config
-    factory = factory_of(str(config.model_type))
-    with faked(mode):
-        # Eager, because some models refuse to be built for a function they do not know.
-        model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    buffers = take_buffers(model, mode)
-    for module in model.modules():
-        # The angles of short texts, which hold as far as `trained_positions` reaches.
-        if getattr(module, "rope_type", None) == LONG_ROPE:
-            module.rope_type = "default"
-    return model.eval(), buffers
+    fill(graph, stored.names, buffers)
+    inputs_of, outputs = contract(geometry.layers, makes=("feature",) if head is not None else ())
+    kind, facts = str(model.config.model_type), stored.facts(graph)
+    return Traced(graph, geometry, kind, inputs_of, outputs, facts, stored.optional)
 
 
 def check_positions(model: Any, replaced: Collection[Any] = ()) -> None:
@@ -173,77 +144,12 @@ def check_positions(model: Any, replaced: Collection[Any] = ()) -> None:
             )
 
 
-@contextmanager
-def faked(mode: FakeTensorMode) -> Iterator[None]:
-    """Give modules that are built meanwhile parameters with a shape and no bytes."""
-
-    def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Any:
-        # A tied parameter is registered twice and has to stay one object.
-        if parameter is None or mode.is_our_fake(parameter):
-            return None
-        with mode:
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-        return torch.nn.Parameter(empty, requires_grad=False)
-
-    handle = register_module_parameter_registration_hook(fake)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def take_buffers(model: torch.nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
-    """Replace the buffers of a model by fake ones; return their values."""
-    buffers = dict(model.named_buffers())
-    for path, value in buffers.items():
-        owner, _, name = path.rpartition(".")
-        model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
-    return buffers
-
-
-LONG_ROPE = "longrope"
-"""A rotation with two sets of angles: one for short texts, one for texts beyond a length."""
-
-
 def trained_positions(config: Any) -> int:
     """Return how many positions a graph of the model serves."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == LONG_ROPE:
         return int(rope["original_max_position_embeddings"])
     return int(config.max_position_embeddings)
-
-
-def stored_names(model: Any) -> dict[str, str]:
-    """Map each parameter of a model to the name its bytes have in a checkpoint.
-
-    A tied parameter has several names and one set of bytes; some models have renamed parameters
-    since their checkpoints were written, and transformers knows how.
-    Raises: ExportError if a parameter is put together from several stored ones.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, apply_converters, apply_renamings
-
-    changes = get_model_conversion_mapping(model, add_legacy=False)
-    # Whether a checkpoint has a prefix is for the attach stage to see, as it is for transformers.
-    back = [c.reverse_transform() for c in reversed(changes) if not isinstance(c, PrefixChange)]
-    renamings, converters = _split(back)
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if apply_converters(name, converters)[1] is not None:
-            raise ExportError(
-                f"{type(model).__name__} puts {name} together from several stored weights, so the "
-                "graph cannot refer to the checkpoint's own bytes; this model does not export"
-            )
-        names[name] = first.setdefault(id(parameter), apply_renamings(name, renamings))
-    return names
-
-
-def _split(changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    from transformers.core_model_loading import WeightRenaming
-
-    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
-    return renamings, [change for change in changes if change not in renamings]
 
 
 def measure(model: Any, hook: Hook) -> Geometry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,11 +66,11 @@ class QuantizedFolder:
             )
         return cls(scheme.path.parent, weights, floats, tuple(left_out))
 
-    def tensors(self) -> Iterator[WeightBytes]:
-        """Yield the tensors that its weights are made of: scales and zeros, too."""
-        yield from self.floats.values()
-        for weight in self.weights.values():
-            yield from weight.module.tensors.values()
+    def tensors(self) -> dict[str, WeightBytes]:
+        """Return the tensors that its weights are made of: scales and zeros, too."""
+        modules = [weight.module for weight in self.weights.values()]
+        parts = {f"{m.name}.{part}": t for m in modules for part, t in m.tensors.items()}
+        return {**self.floats, **parts}
 
     def places(self) -> dict[str, WeightBytes]:
         """Return where each weight is; of one in codes, where these are."""

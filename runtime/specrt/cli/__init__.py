@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import math
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
@@ -46,8 +49,8 @@ COMMANDS = {
 }
 """Verbs in the order a user meets them."""
 
-INTERRUPTED, CUT_OFF = 130, 141
-"""What a shell says of a program that SIGINT or SIGPIPE ended."""
+INTERRUPTED, CUT_OFF, TERMINATED = 130, 141, 143
+"""What a shell says of a program that SIGINT, SIGPIPE or SIGTERM ended."""
 
 
 class Verbs(click.Group):
@@ -91,18 +94,40 @@ def specrt() -> None:
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 2."""
     _fill_streams()
-    # The process is ours: no telemetry of a library, and none of its log lines.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        _end_on_sigterm()
+    # The process is ours: no log lines of a library.
     sys.meta_path.insert(0, SilentImport())
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
         # A completion has characters that no old locale has, and a file's name may be no text.
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False)),
+            "utf-8", "surrogateescape", line_buffering=sys.stdout.line_buffering,
+            write_through=sys.stdout.write_through,
+        )  # fmt: skip
     status = run(sys.argv[1:], owns_process=True)
     try:
         sys.stdout.flush()
     except OSError as error:
         status = status or _unwritten(error)
     sys.exit(status)
+
+
+class Terminated(SystemExit):
+    """SIGTERM came."""
+
+
+def _end_on_sigterm() -> None:
+    """Let SIGTERM end what runs as Ctrl-C does, so that nothing half-made is left."""
+    last = -math.inf
+
+    def end(*_: Any) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > 1:  # `timeout` sends two at once
+            raise Terminated(TERMINATED)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def run(args: list[str], *, owns_process: bool = False) -> int:
@@ -124,6 +149,8 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
         return _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
+    except Terminated:
+        return _fail("interrupted", TERMINATED)
     except BrokenPipeError:
         _discard_output()  # the reader is gone
         return CUT_OFF
@@ -144,12 +171,24 @@ def _as_typed(message: str, args: list[str]) -> str:
     return message
 
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+class _Output(io.FileIO):
+    """Standard output; its errors name it, or they could be those of any file."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = _STDOUT
+            raise
+
+
+_STDOUT = "standard output"
 
 
 def _refused(error: Exception) -> int:
-    """Report what the machine refused; a write to standard output names no file."""
-    if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+    """Report what the machine refused."""
+    if isinstance(error, OSError) and error.filename == _STDOUT:
         return _unwritten(error)
     return _fail(_explained(error), 2)
 
@@ -234,7 +273,9 @@ def _fill_streams() -> None:
     for name, mode, flags in streams:
         if getattr(sys, name) is None:
             device = os.open(os.devnull, flags)
-            setattr(sys, name, open(device, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+            file = open(device, mode, encoding="utf-8")  # noqa: PTH123, SIM115
+            setattr(sys, name, file)
+            setattr(sys, f"__{name}__", file)
 
 
 def _discard_output() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from specrt.cli.inspect import quality_lines
 from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, SpecrtError, how_to_install, shortage
+from specrt.held_file import check_place, read_file, replacing
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
@@ -111,7 +112,7 @@ def command(
 
             if not dry_run:
                 check_exporter()
-            _check_folder(write_recipe)
+            _check_place(write_recipe)
             with named_by_flags(write_recipe):
                 plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
             _check_kept(text, write_recipe)
@@ -200,16 +201,14 @@ def pair_recipe(
     return pair.recipe(file)
 
 
-def _check_folder(file: Path | None) -> None:
-    """Refuse, before any work, a recipe that cannot be written, and names nothing beside it.
+def _check_place(file: Path | None) -> None:
+    """Refuse, before any work, a recipe that cannot be written.
 
     Raises: BuildError.
     """
-    if file is None or (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
-        return
-    raise BuildError(
-        f"{file.parent} is no folder that may be written to; name another file with --write-recipe"
-    )
+    with _writing(file):
+        if file is not None:
+            check_place(file)
 
 
 def _check_kept(text: str, file: Path | None) -> None:
@@ -219,10 +218,8 @@ def _check_kept(text: str, file: Path | None) -> None:
     """
     if file is None or not os.path.lexists(file):
         return
-    try:
-        same = file.read_bytes() == text.encode()
-    except OSError as error:
-        raise _unwritten(file, error) from error
+    with _writing(file):
+        same = read_file(file) == text.encode()
     if not same:
         raise BuildError(
             f"{file} is there and says something else; name another file with --write-recipe, or "
@@ -239,21 +236,19 @@ def _keep(text: str, file: Path | None, *, shown: bool) -> None:
         if shown:
             print(f"# the recipe of this build; --write-recipe FILE keeps it\n{text}", flush=True)
         return
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise _unwritten(file, error) from error
+    with _writing(file), replacing(file) as kept:
+        kept.write(text.encode())
     print(f"wrote {file}")
 
 
-def _unwritten(file: Path, error: OSError) -> BuildError:
-    return BuildError(
-        f"{file} cannot be written ({error.strerror}); name another file with --write-recipe"
-    )
+@contextmanager
+def _writing(file: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"{file} cannot be written ({error.strerror}); name another file with --write-recipe"
+        ) from error
 
 
 def _read(recipe: Path, backend: str | None) -> tuple[Recipe, str]:

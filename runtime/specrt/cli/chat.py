@@ -28,6 +28,7 @@ from specrt.cli.options import (
 from specrt.completion import Chunk, Completion, SpeculationStats, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
+from specrt.held_file import replacing
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
 from specrt.session import Session
@@ -372,16 +373,10 @@ def write_messages(path: Path, messages: list[Message]) -> None:
     Raises: RequestError for a place that cannot be written.
     """
     try:
-        path = path.expanduser().resolve()
-        if path.exists() and not path.is_file():
-            raise ValueError("it is not a regular file")
-        partial = path.with_name(f".{path.name}.partial")
+        path = path.expanduser()
         lines = [json.dumps(message, ensure_ascii=False) + "\n" for message in messages]
-        try:
-            partial.write_text("".join(lines), encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write("".join(lines).encode())
     except (OSError, ValueError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise RequestError(f"{path} cannot be written: {why}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -136,12 +137,18 @@ def _recorded() -> list[Path]:
 
 def _run(stage: str, command: Sequence[str], more: dict[str, str] | None = None) -> None:
     print(f"{stage} libspecrt", file=sys.stderr)
-    process = subprocess.run(
+    with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, **(more or {})}, encoding="utf-8", errors="replace", check=False,
-    )  # fmt: skip
+        env={**os.environ, **(more or {})}, encoding="utf-8", errors="replace",
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate()
+        except BaseException:  # with the compilers that it started
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if process.returncode:
-        print("\n".join(process.stdout.rstrip().split("\n")[-LAST:]), file=sys.stderr)
+        print("\n".join(output.rstrip().split("\n")[-LAST:]), file=sys.stderr)
         raise BuildError(
             f"{stage} libspecrt failed with status {process.returncode}, as shown above; nothing "
             "was installed"

@@ -15,11 +15,13 @@ import click
 
 from specrt.cli.options import progress
 from specrt.errors import ExportError, how_to_install
+from specrt.held_file import check_place
 from specrt.system.doctor import missing_exporter
 from specrt.system.memory import size
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
+    from specrt_export.checkpoint import Checkpoint
     from specrt_export.portable.attachment import ExportedGraph
 
 
@@ -64,6 +66,11 @@ def command(
     absent = missing_exporter() if check or not attach else None
     if absent is not None:  # before a checkpoint is downloaded, and without importing any
         raise ExportError(f"exporting needs {absent}; install it with `{how_to_install('export')}`")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        check_place(out)
+    except OSError as error:
+        raise ExportError(f"cannot write {out} ({error.strerror}); choose another --out") from error
     with progress("export") as show:
         graph, report = _export(
             checkpoint, out, check, config_only, attach, revision, lambda stage: show(None, stage)
@@ -91,7 +98,9 @@ def _export(
             "--config-only, or name it as `checkpoint` in a recipe and build that"
         )
     # A graph takes its place only once it has passed.
-    place = out.with_name(f".{out.name}.unchecked") if check else out
+    place = out if config_only else out.with_name(f".{out.name}.unchecked")
+    if check:
+        checkpoint.check_numbers()
     try:
         if attach:
             from specrt_export.portable.attachment import attach_graph
@@ -102,17 +111,24 @@ def _export(
             from specrt_export.portable.exporter import export_graph
 
             graph = export_graph(checkpoint, place, progress=show)
-        if not check:
+        if config_only:
             return graph, None
-        from specrt_export.check.equivalence import check_parity
+        from specrt_export.portable.attachment import check_weights
 
-        show("check")
-        report = check_parity(checkpoint, place)
+        check_weights(place, checkpoint)
+        report = _compare(checkpoint, place, show) if check else None
         return _moved(graph, place, out), report
     finally:
-        if check:
+        if place != out:
             for written in (place, *place.parent.glob(f"{place.stem}.*{place.suffix}")):
                 written.unlink(missing_ok=True)
+
+
+def _compare(checkpoint: Checkpoint, graph: Path, show: Callable[[str], None]) -> ParityReport:
+    from specrt_export.check.equivalence import check_parity
+
+    show("check")
+    return check_parity(checkpoint, graph)
 
 
 def _moved(graph: ExportedGraph, place: Path, out: Path) -> ExportedGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrt.errors import BuildError, how_to_install
+from specrt.held_file import open_file
 from specrt.system.memory import size
 
 if TYPE_CHECKING:
@@ -73,17 +75,14 @@ def _read(path: Path) -> onnx.ModelProto:
     import onnx
 
     try:
-        length = path.stat().st_size
-        if length > LARGEST_BYTES:
-            raise BuildError(
-                f"{path} has {size(length)}, and protobuf reads {size(LARGEST_BYTES)} at most; "
-                "keep its weights in external data"
-            )
-        model = onnx.load_model_from_string(path.read_bytes())
-    except IsADirectoryError:
-        raise BuildError(
-            f"{path} is a folder; name an ONNX file, such as one of `graph` in a recipe"
-        ) from None
+        with open_file(path) as file:
+            length = os.fstat(file.fileno()).st_size
+            if length > LARGEST_BYTES:
+                raise BuildError(
+                    f"{path} has {size(length)}, and protobuf reads {size(LARGEST_BYTES)} at most; "
+                    "keep its weights in external data"
+                )
+            model = onnx.load_model_from_string(file.read())
     except OSError as error:
         raise BuildError(f"{path} cannot be read ({error.strerror}); name an ONNX file") from error
     except BuildError:

@@ -5,8 +5,10 @@ A new backend is a module with an engine, and one line in `BACKENDS`. Libraries 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +23,6 @@ from specrt.bundle import (
     Manifest,
     ModelRecord,
     installed,
-    version,
 )
 from specrt.engine.kernels import check_kernels, kernels_notice, missing_kernels
 from specrt.engine.protocol import Engine, FusedRounds
@@ -247,7 +248,18 @@ def _open_ort_cuda(
 
 
 def _onnxruntime() -> str:
-    return f"{ONNXRUNTIME[0]} {version(ONNXRUNTIME) or 'of unknown version'}"
+    return f"{ONNXRUNTIME[0]} {_loaded() or 'of unknown version'}"
+
+
+def _loaded() -> str:
+    """Return the version of ONNX Runtime as it is loaded; empty where it is not installed.
+
+    Two packages bring it, and where both are installed the metadata of one says nothing.
+    """
+    try:
+        return str(importlib.import_module("onnxruntime").__version__)
+    except Exception:  # whoever opens an engine says what is broken
+        return ""
 
 
 def _missing_onnxruntime() -> str:
@@ -265,7 +277,7 @@ def _missing_for_cuda() -> str:
     try:
         from specrt.engine.ort_cuda import INSTALL, missing, unloadable
     except Exception as error:  # a broken installation of the library raises anything
-        return f"onnxruntime cannot be imported ({error}); install it again"
+        return f"onnxruntime cannot be imported ({first_line(error)}); install it again"
     if lacks := missing():
         return lacks
     absent = unloadable()
@@ -274,11 +286,10 @@ def _missing_for_cuda() -> str:
 
 def _check_onnxruntime(bundle: Path, versions: Mapping[str, str]) -> None:
     """Refuse a library older than the one that saved the engines; newer ones read them."""
-    library, there = ONNXRUNTIME[0], installed(ONNXRUNTIME)
+    library, here = ONNXRUNTIME[0], _loaded()
     built = versions.get(library)
-    if built is None or not there:
+    if built is None or not here:
         return
-    name, here = next(iter(there.items()))
     needed, release = _release(built), _release(here)
     if needed is None:
         raise BundleError(
@@ -287,10 +298,27 @@ def _check_onnxruntime(bundle: Path, versions: Mapping[str, str]) -> None:
         )
     if release is not None and release < needed:
         raise BundleError(
-            f"{bundle} was built with {library} {built}, and {name} {here} is installed "
-            f"here; upgrade it with `pip install '{name}>={needed[0]}.{needed[1]}'`, or build "
-            "the bundle again here with `specrt build RECIPE`"
+            f"{bundle} was built with {library} {built}, and {here} is installed here; "
+            f"{_upgrade(needed, here)}, or build the bundle again here with `specrt build RECIPE`"
         )
+
+
+_LAST = {(3, 10): (1, 23)}
+"""The last ONNX Runtime for a Python that newer ones have left."""
+
+
+def _upgrade(needed: tuple[int, int], here: str) -> str:
+    """Return how to get a newer ONNX Runtime."""
+    python = sys.version_info[:2]
+    if python in _LAST and needed > _LAST[python]:
+        major, minor = python
+        return (
+            f"Python {major}.{minor} has none that new: run it with Python {major}.{minor + 1} or "
+            "later"
+        )
+    there = installed(ONNXRUNTIME)
+    name = next((name for name, version in there.items() if version == here), ONNXRUNTIME[0])
+    return f"upgrade it with `pip install '{name}>={needed[0]}.{needed[1]}'`"
 
 
 def _check_ort_cpu(bundle: Path, versions: Mapping[str, str]) -> None:

@@ -360,7 +360,7 @@ class OrtCudaEngine:
                 raise
             self._session.run_with_iobinding(bound.binding, _run_options(_NO_CAPTURE))
             bound.captured, bound.options = False, _run_options(_NO_CAPTURE)
-            bound.refusal = str(error).splitlines()[0]
+            bound.refusal = first_line(error)
         bound.has_run = True
 
     def _bind(self, width: int, rows: int) -> _Pass:

@@ -44,6 +44,7 @@ from specrt.serve.transcription_routes import (
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.speech.whisper_config import SPEECH_TASK, read_whisper_config
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
+from specrt.text.prompt_file import read_text
 
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
 """Paths that need no key."""
@@ -200,11 +201,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
 
 def _template(folder: Path, file: Path | None) -> ChatTemplate | None:
     if file is not None:
-        try:
-            source = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"{file} cannot be read as a chat template: {error}") from None
-        return read_template(folder, source)
+        return read_template(folder, read_text(file))
     try:
         return read_template(folder)
     except NoTemplateError:

@@ -288,7 +288,7 @@ class ServedCompletions:
         service.admission.live |= self._open
 
     def read_calls(self, use: ToolUse, *, reasoning: bool) -> None:
-        """Tell how calls are to be found in the texts, before any of them begins."""
+        """Say how calls are found in the texts, before any of them begins."""
         self.reasoning = reasoning
         for stream in self._streams:
             end = use.end(reasoning=reasoning)

@@ -22,7 +22,7 @@ _STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _HEAD = re.compile(
     rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 )
-"""A call up to its arguments, which may be told as they come from here on."""
+"""A call up to its arguments, which can be streamed from here on."""
 
 _LONGEST_HEAD = 4096
 """Characters in which a head is sought."""
@@ -73,8 +73,8 @@ class CallReader:
         self.end: int | None = None
         """Where the call ends in the text, once that is known."""
         self.begun = False
-        """Whether its name was told."""
-        self._read = self._depth = self._told = 0
+        """Whether its name was returned."""
+        self._read = self._depth = self._sent = 0
         self._string = self._escaped = False
         self._arguments_end: int | None = None
 
@@ -84,13 +84,13 @@ class CallReader:
         if not self.begun and self._read < _LONGEST_HEAD:
             head = _HEAD.match(self.text[:_LONGEST_HEAD])
             if head is not None:
-                self.begun, self._told = True, head.end()
+                self.begun, self._sent = True, head.end()
                 yield CallPiece(json.loads(head[1]), "")
         self._scan()
         end = self._read if self._arguments_end is None else self._arguments_end
-        if self.begun and (self._told < end or self.end is not None):
-            piece = self.text[self._told : end]
-            self._told = max(self._told, end)
+        if self.begun and (self._sent < end or self.end is not None):
+            piece = self.text[self._sent : end]
+            self._sent = max(self._sent, end)
             yield CallPiece(None, piece, self.end is not None)
         elif self.end is not None and (call := read_call(self.text[: self.end])) is not None:
             self.begun = True
@@ -98,7 +98,7 @@ class CallReader:
 
     def rest(self) -> str:
         """Return what is left of the arguments at the end of the text."""
-        return self.text[self._told :] if self._arguments_end is None else ""
+        return self.text[self._sent :] if self._arguments_end is None else ""
 
     def _scan(self) -> None:
         """Find where arguments and call end; a closing tag counts where JSON can have none."""
@@ -126,7 +126,7 @@ class CallReader:
             self._depth -= 1
             if self._depth == 0:
                 self.end = self._read + 1
-            elif self._depth == 1 and self.begun and self._read >= self._told:
+            elif self._depth == 1 and self.begun and self._read >= self._sent:
                 self._arguments_end = self._read + 1
 
 
@@ -207,12 +207,12 @@ class CallStream:
         return [] if blank else [taken]
 
     def _opened(self) -> list[str | CallPiece]:
-        """Tell whether a call stands behind its tag, and return the tag where none does."""
-        behind = self._held[len(OPEN) :].lstrip()
-        if not behind:
+        """Find out whether a call follows its tag; return the tag where none does."""
+        rest = self._held[len(OPEN) :].lstrip()
+        if not rest:
             return []
         tag = self._taken(len(OPEN))
-        if behind.startswith("{"):
+        if rest.startswith("{"):
             self._read(OPEN)
             return []
         self._next = self._plain
@@ -231,14 +231,14 @@ class CallStream:
         return [*pieces] if reader.begun else [self._tag + reader.text[: reader.end]]
 
     def _closing(self) -> list[str | CallPiece]:
-        """Take the tag behind a call; braces too many are dropped, another call may follow."""
-        behind = self._held.lstrip(" \t\r\n}")
-        if behind.startswith("{"):
-            self._held = behind
+        """Take the tag after a call; surplus braces are dropped, another call may follow."""
+        rest = self._held.lstrip(" \t\r\n}")
+        if rest.startswith("{"):
+            self._held = rest
             self._read("")
-        elif behind.startswith(CLOSE):
-            self._held, self._next = behind[len(CLOSE) :], self._plain
-        elif not CLOSE.startswith(behind):
+        elif rest.startswith(CLOSE):
+            self._held, self._next = rest[len(CLOSE) :], self._plain
+        elif not CLOSE.startswith(rest):
             self._next = self._plain
         return []
 
@@ -301,7 +301,7 @@ class ToolCallParser:
 
 
 class FirstCall:
-    """Ends a text behind its first call, or at a stop string."""
+    """Ends a text after its first call, or at a stop string."""
 
     def __init__(self, stops: StopStrings, stream: CallStream) -> None:
         self._stops = stops

@@ -69,7 +69,7 @@ class ToolUse:
         return ForcedCallStream(only if self.forced == "required" else self.forced)
 
     def end(self, *, reasoning: bool = False) -> FirstCall | None:
-        """Return what ends a completion behind its first call; None where that is not the end."""
+        """Return what ends a completion after its first call; None where more may follow."""
         if self.several or self.forced is not None or not self.tools:
             return None
         return FirstCall(StopStrings(tuple(self.stops)), CallStream(reasoning=reasoning))

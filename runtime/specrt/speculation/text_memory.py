@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from operator import mul
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import RequestError
+from specrt.held_file import check_place, read_file, replacing
 from specrt.speculation.gamma import DraftDecision, GammaPolicy
 from specrt.speculation.ngram import MOST, NgramDrafter
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round
@@ -230,43 +230,26 @@ class TextMemory:
             "sha256": hashlib.sha256(body).hexdigest(),
             "texts": [[key, len(text)] for key, text in texts],
         }
-        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            try:
-                aside.touch(0o600)
-                with aside.open("wb") as out:
-                    out.write(json.dumps(head).encode() + b"\n" + body)
-                    out.flush()
-                    os.fsync(out.fileno())
-                aside.replace(path)
-            finally:
-                with suppress(OSError):
-                    aside.unlink()
-        except OSError as error:
-            raise RequestError(
-                f"{path} cannot be written: {error.strerror}; give another file for the text memory"
-            ) from None
+        with _told(path, "written"), replacing(path, 0o600) as out:
+            out.write(json.dumps(head).encode() + b"\n" + body)
 
     def read(self, path: Path, vocabulary: str, vocab_size: int) -> None:
-        """Add the texts of a file, if there is one.
+        """Add the texts of a file, if there is one; one that could not be saved is refused now.
 
         Raises: RequestError for a file that is damaged, too large, or of another tokenizer.
         """
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > self._most_bytes:
-                    raise RequestError(
-                        f"{path} has {size} bytes, and the text memory is bounded to "
-                        f"{self._most_bytes}; raise text_memory_bytes, or delete the file"
-                    )
-                data = file.read(self._most_bytes + 1)
-        except FileNotFoundError:
+        with _told(path, "written"):
+            check_place(path)
+        if not path.exists():
             return
-        except OSError as error:
+        size = path.stat().st_size
+        if size > self._most_bytes:
             raise RequestError(
-                f"{path} cannot be read: {error.strerror}; give another file for the text memory"
-            ) from None
+                f"{path} has {size} bytes, and the text memory is bounded to {self._most_bytes}; "
+                "raise text_memory_bytes, or delete the file"
+            )
+        with _told(path, "read"):
+            data = read_file(path)
         for key, tokens in _read_texts(path, data, vocabulary, vocab_size):
             self.add(key, tokens)
 
@@ -289,6 +272,20 @@ class TextMemory:
         if not index.texts:
             self._bytes -= _table_bytes(index.bits)
             del self._indices[key]
+
+
+@contextmanager
+def _told(path: Path, done: str) -> Iterator[None]:
+    """Say of a file of a text memory what the system refused.
+
+    Raises: RequestError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be {done}: {error.strerror}; give another file for the text memory"
+        ) from None
 
 
 def _digest(text: array[int]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import RequestError, shortage
+from specrt.held_file import read_file
 
 Samples = NDArray[np.float32]
 """A recording, [samples], from -1 to 1."""
@@ -48,12 +50,17 @@ def read_wav(path: str | Path, rate: int = _RATE) -> Samples:
     Raises: RequestError for a file that cannot be read, and as `parse_wav` does.
     """
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MOST_BYTES + 1)  # a device or a pipe may have no end
+        data = read_file(Path(path), MOST_BYTES, pipe=True)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _too_large(str(path)) from None
         remedy = shortage(error) or "name a WAV file"
         raise RequestError(f"{path} cannot be read: {error.strerror}; {remedy}") from error
     return parse_wav(data, str(path), rate)
+
+
+def _too_large(name: str) -> RequestError:
+    return RequestError(f"{name} has more than {MOST_BYTES >> 20} MiB; split it")
 
 
 def parse_wav(data: bytes, name: str, rate: int = _RATE) -> Samples:
@@ -62,7 +69,7 @@ def parse_wav(data: bytes, name: str, rate: int = _RATE) -> Samples:
     Raises: RequestError for anything but whole RIFF of one channel at `rate` samples a second.
     """
     if len(data) > MOST_BYTES:
-        raise RequestError(f"{name} has more than {MOST_BYTES >> 20} MiB; split it")
+        raise _too_large(name)
     if not data:
         raise RequestError(f"{name} is empty; {_remedy(rate)}")
     if len(data) < 12 or data[:4] != b"RIFF" or data[8:12] != b"WAVE":

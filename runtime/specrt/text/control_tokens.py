@@ -1,6 +1,6 @@
 """Which tokens control a conversation: no text of a message becomes one of them.
 
-Special tokens do: those that `tokenizer.json` has as special, and those that the files beside it
+Special tokens do: those that `tokenizer.json` has as special, and those that the files next to it
 name. So do added tokens that are not special where a chat template writes them, as `</think>` of
 Qwen and `[INST]` of others. Other added tokens are vocabulary: runs of blanks, words, tags that
 the model was trained to read in text.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.bundle import TOKENIZER_CONFIG
+from specrt.held_file import read_file
 
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 
@@ -66,7 +67,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -77,7 +78,7 @@ def read_tokenizer(path: Path) -> bytes:
 
     Raises: OSError.
     """
-    data = path.read_bytes()
+    data = read_file(path)
     named = set(_special_names(tokenizer_config(path.parent)))
     if not named:
         return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -232,10 +233,17 @@ class TextEnd(Protocol):
 
 
 class StopStrings:
-    """Finds where a text must end, holding back what may be the beginning of a stop string."""
+    """Finds where a text must end, holding back what may be the beginning of a stop string.
+
+    What a character costs grows with the different lengths of stop strings, not with their number.
+    """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
+        self._stops = sorted(stops)
+        self._known = frozenset(stops)
+        self._lengths = sorted(set(map(len, stops)))
+        self._letters = frozenset(stop[0] for stop in stops)
+        """Those that stop strings begin with."""
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -243,14 +251,29 @@ class StopStrings:
         if not self._stops:
             return text, None
         held = self._held + text
-        met = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
-        if met:
-            at, stop = min(met)
-            self._held = ""
-            return held[:at], stop
-        keep = max(overlap(held, stop) for stop in self._stops)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep], None
+        places = [at for at, character in enumerate(held) if character in self._letters]
+        for at in places:
+            stop = self._first(held, at)
+            if stop is not None:
+                self._held = ""
+                return held[:at], stop
+        least = len(held) - self._lengths[-1]
+        ends = (at for at in places if at > least and self._begins(held[at:]))
+        keep = next(ends, len(held))
+        self._held = held[keep:]
+        return held[:keep], None
+
+    def _first(self, text: str, at: int) -> str | None:
+        """Return the stop string at a place, of several the one that sorts first: the shortest."""
+        for length in self._lengths:
+            if text[at : at + length] in self._known:
+                return text[at : at + length]
+        return None
+
+    def _begins(self, text: str) -> bool:
+        """Tell whether a stop string begins with a text."""
+        place = bisect_left(self._stops, text)
+        return place < len(self._stops) and self._stops[place].startswith(text)
 
     def finish(self) -> str:
         """Return what was held back, when no stop string came."""

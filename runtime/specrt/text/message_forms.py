@@ -30,8 +30,12 @@ def called_names(messages: Sequence[Any]) -> set[str]:
 
 def _reasoned(message: Any) -> Any:
     """Return a message with its reasoning by all names."""
-    given = [message[name] for name in REASONING if name in message and message[name] is not None]
-    return {**dict.fromkeys(REASONING, given[0]), **message} if given else message
+    if not isinstance(message, dict):
+        return message
+    given = {name: message[name] for name in REASONING if message.get(name) is not None}
+    return (
+        message | dict.fromkeys(REASONING, next(iter(given.values()))) | given if given else message
+    )
 
 
 def _contents(talk: list[Any]) -> list[list[Any]]:

@@ -10,6 +10,7 @@ from reprlib import repr as short
 from typing import Any
 
 from specrt.errors import RequestError, did_you_mean, shortage
+from specrt.held_file import read_file
 
 _LINE = 'expected lines such as {"prompt": "TEXT"}'
 
@@ -67,12 +68,12 @@ def first_of_each(prompts: Iterable[PromptRecord], most: int) -> list[PromptReco
 
 
 def read_text(path: Path) -> str:
-    """Read a text file as UTF-8, with or without a byte order mark.
+    """Read a text file, or a pipe, as UTF-8, with or without a byte order mark.
 
     Raises: RequestError when it is missing or not UTF-8.
     """
     try:
-        return decode_utf8(path.read_bytes(), str(path))
+        return decode_utf8(read_file(path, pipe=True), str(path))
     except OSError as error:
         remedy = shortage(error) or "name a file of text"
         raise RequestError(f"{path} cannot be read: {error.strerror}; {remedy}") from error

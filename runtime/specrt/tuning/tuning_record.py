@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from reprlib import repr as short
@@ -19,6 +19,7 @@ from specrt.bundle import Bundle
 from specrt.engine.backends import backend_named, backend_of
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, SpecrtError
+from specrt.held_file import check_place, read_file, replacing
 from specrt.params import AUTO, Gamma
 from specrt.records import Count, Interval, read
 from specrt.speculation.costs import Costs, shared_widths
@@ -147,7 +148,10 @@ def write_tuning(folder: Path, tuning: Tuning) -> Path:
 
     Raises: BundleError when the bundle cannot be written to; the older one stays.
     """
-    return _put(folder, tuning.to_json())
+    place = folder / FILE_NAME
+    with _writing(place), replacing(place) as file:
+        file.write(tuning.to_json().encode())
+    return place
 
 
 def check_writable(folder: Path) -> None:
@@ -155,28 +159,19 @@ def check_writable(folder: Path) -> None:
 
     Raises: BundleError with the remedy.
     """
-    _put(folder, None)
+    with _writing(folder / FILE_NAME):
+        check_place(folder / FILE_NAME)
 
 
-def _put(folder: Path, text: str | None) -> Path:
-    """Write a file aside and rename it; without a text, only test that writing works."""
-    place = folder / FILE_NAME
-    aside = folder / f".{FILE_NAME}.{os.getpid()}"
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
     try:
-        if place.is_dir():
-            raise IsADirectoryError(None, "a directory is in the way")
-        aside.write_text(text or "", encoding="utf-8")
-        if text is not None:
-            aside.replace(place)
+        yield
     except OSError as error:
         raise BundleError(
-            f"{place} cannot be written ({error.strerror or error}); make {folder} writable, or "
-            "copy the bundle to a place that is and tune it there"
+            f"{place} cannot be written ({error.strerror}); make {place.parent} writable, or copy "
+            "the bundle to a place that is and tune it there"
         ) from error
-    finally:
-        with suppress(OSError):
-            aside.unlink()
-    return place
 
 
 def read_record(path: Path) -> Tuning:
@@ -184,11 +179,7 @@ def read_record(path: Path) -> Tuning:
 
     Raises: OSError, ValueError.
     """
-    if not path.is_file():  # reading a pipe would block
-        raise ValueError("it is not a file")
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-    data: Any = json.loads(path.read_text(encoding="utf-8"))
+    data: Any = json.loads(read_file(path, _MOST_BYTES))
     if not isinstance(data, dict):
         raise ValueError(f"it holds {short(data)}, expected an object")
     written = data.get("format")

@@ -229,7 +229,7 @@ typedef struct specrt_chunk {
 } specrt_chunk;
 
 /* Told of each chunk, on the thread that generates; valid during the call. Returns 0 to go on, or
- * anything else to stop: the generation then ends with SPECRT_CANCELLED. */
+ * anything else to stop: the generation then ends with SPECRT_CANCELLED. May not end its thread. */
 typedef int32_t (*specrt_callback)(void* user, const specrt_chunk* chunk);
 
 SPECRT_API specrt_status specrt_session_create(specrt_generator* generator,

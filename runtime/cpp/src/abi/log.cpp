@@ -1,6 +1,7 @@
 #include "abi/log.hpp"
 
 #include <mutex>
+#include <new>
 
 #include "abi/call.hpp"
 
@@ -9,16 +10,18 @@ namespace specrt::abi {
 namespace {
 
 struct Logger {
-  std::recursive_mutex
-      mutex;  // held while it is called, so that nothing calls one that was replaced
+  // Held while the function is called, so that nothing calls one that was replaced.
+  std::recursive_mutex mutex;
   specrt_log function = nullptr;
   void* user = nullptr;
   bool is_called = false;
 };
 
-// Lives to the very end of the process: threads may call while it exits.
+// Lives to the very end of the process, where threads may still call; takes no memory when there is
+// none.
 Logger& logger() {
-  static Logger* const only = new Logger;
+  alignas(Logger) static unsigned char place[sizeof(Logger)];
+  static Logger* const only = new (place) Logger;
   return *only;
 }
 

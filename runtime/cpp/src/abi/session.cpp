@@ -90,7 +90,7 @@ void Session::close() {
 }
 
 // Wait for the turn; false where the generation is over before.
-bool Session::take_turn(std::uint64_t& generation) {
+bool Session::take_turn(std::uint64_t generation) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (generation == SPECRT_ANY_GENERATION) generation = generation_;
   const auto is_over = [&] { return generation != generation_ || !active_; };
@@ -134,11 +134,11 @@ void Session::reserve() {
   }
   changed_.wait(lock, [&] { return cancelling_ == 0; });
   const std::unique_ptr<Run> over = std::move(run_);
-  if (active_) {  // cancelled and not read on: whoever waits for its end may free its processors
-                  // then
+  if (active_) {  // Cancelled and not read on: who waits for its end frees its processors then.
     lock.unlock();
     disarm();
     lock.lock();
+    active_ = false;
     if (closed_) throw closed();
   }
   ++generation_;

@@ -67,7 +67,7 @@ class Session : public Object {
     std::string message;
   };
 
-  bool take_turn(std::uint64_t& generation);
+  bool take_turn(std::uint64_t generation);
   void require_begun() const;
   void require_given_out(std::uint64_t generation) const;  // under the lock
   void reserve();

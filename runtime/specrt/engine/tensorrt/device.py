@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from specrt.errors import EngineError
+from specrt.errors import EngineError, first_line
 from specrt.system.gpu import Survey, survey
 
 ALIGNMENT = 256
@@ -73,9 +73,8 @@ def cuda_bindings() -> Any:
     try:
         return importlib.import_module(BINDINGS)
     except Exception as error:  # broken installations raise anything
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise EngineError(
-            f"{BINDINGS} cannot be imported ({message}); {install(survey().cuda)}"
+            f"{BINDINGS} cannot be imported ({first_line(error)}); {install(survey().cuda)}"
         ) from error
 
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, NamedTuple
 
 from specrt.engine.tensorrt.library import ELSEWHERE, FLAVOURS, NATIVE, Library, parse_version
 from specrt.engine.tensorrt.plan import Wants
-from specrt.errors import BundleError, EngineError
+from specrt.errors import BundleError, EngineError, first_line
+from specrt.held_file import read_file
 from specrt.records import Count, Interval, read
 from specrt.system.gpu import Survey, survey
 from specrt.system.memory import size
@@ -286,14 +287,12 @@ def read_engine_record(path: Path, text: bytes | None = None) -> EngineRecord:
             raise ValueError(problem)
         return record
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read ({error}); {AGAIN}") from error
+        raise BundleError(f"{path} cannot be read ({first_line(error)}); {AGAIN}") from error
 
 
 def _load(path: Path, text: bytes | None) -> dict[str, Any]:
     if text is None:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no file")
-        text = path.read_bytes()
+        text = read_file(path)
     data = json.loads(text.decode())
     if not isinstance(data, dict):
         raise ValueError(f"it holds {short(data)}; expected an object")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engine.tensorrt.device import cuda_bindings
-from specrt.errors import EngineError, did_you_mean
+from specrt.errors import EngineError, did_you_mean, first_line, one_line
 from specrt.system.gpu import Survey, survey
 
 SEVERITIES = ("internal error", "error", "warning", "info", "verbose")
@@ -24,8 +24,6 @@ SEVERITIES = ("internal error", "error", "warning", "info", "verbose")
 _WORST = 2
 
 _REMEMBERED = 32
-
-_LONGEST = 400
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Log:
     @property
     def first_error(self) -> str:
         """The first line of the first message that something failed; empty where none did."""
-        return next((first_line(m.text) for m in self.messages if m.is_error), "")
+        return next((one_line(m.text) for m in self.messages if m.is_error), "")
 
 
 class Journal:
@@ -88,12 +86,6 @@ class Journal:
             yield log
         finally:
             self._listening = tuple(other for other in self._listening if other is not log)
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a message, cut where it is very long."""
-    lines = text.strip().splitlines()
-    return lines[0][:_LONGEST] if lines else ""
 
 
 OLDEST, NATIVE_FROM = (10, 3), (10, 15)
@@ -235,7 +227,7 @@ def open_library(backend: str) -> Library:
         module = importlib.import_module(flavour.module)
     except Exception as error:  # broken installations raise anything
         raise EngineError(
-            f"{flavour.title} is installed but cannot be imported ({first_line(str(error))}): "
+            f"{flavour.title} is installed but cannot be imported ({first_line(error)}): "
             f"{flavour.install}" + _other(backend)
         ) from error
     return describe(flavour, module)

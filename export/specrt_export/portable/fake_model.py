@@ -1,0 +1,173 @@
+"""A model as config.json describes it, with the shapes of its weights and none of their bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from specrt.errors import ExportError
+from specrt_export.portable.graph import OPTIONAL, TIED
+
+LONG_ROPE = "longrope"
+"""A rotation with two sets of angles: one for short texts, one for texts beyond a length."""
+
+
+def causal(_: str) -> Any:
+    """Return the class that builds decoders of every type."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+def build(
+    folder: Path, mode: FakeTensorMode, factory_of: Callable[[str], Any] = causal
+) -> tuple[Any, dict[str, Tensor]]:
+    """Build a model with fake parameters; return it with the real values of its buffers.
+
+    `factory_of` names the class that builds models of a type.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = getattr(config, "text_config", None) or config
+    factory = factory_of(str(config.model_type))
+    with faked(mode):
+        # Eager, because some models refuse to be built for a function they do not know.
+        model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    buffers = take_buffers(model, mode)
+    for module in model.modules():
+        # The angles of short texts, which hold as far as `trained_positions` reaches.
+        if getattr(module, "rope_type", None) == LONG_ROPE:
+            module.rope_type = "default"
+    return model.eval(), buffers
+
+
+@contextmanager
+def faked(mode: FakeTensorMode) -> Iterator[None]:
+    """Give modules that are built meanwhile parameters with a shape and no bytes."""
+
+    def fake(_: torch.nn.Module, __: str, parameter: Tensor | None) -> Any:
+        # A tied parameter is registered twice and has to stay one object.
+        if parameter is None or mode.is_our_fake(parameter):
+            return None
+        with mode:
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+        return torch.nn.Parameter(empty, requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(fake)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def take_buffers(model: torch.nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
+    """Replace the buffers of a model by fake ones; return their values."""
+    buffers = dict(model.named_buffers())
+    for path, value in buffers.items():
+        owner, _, name = path.rpartition(".")
+        model.get_submodule(owner)._buffers[name] = mode.from_tensor(value)
+    return buffers
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a model, none of them tied: a checkpoint tells which are, not its config.json.
+
+    Many configs tie an embedding and a head of which the file holds both.
+    """
+
+    names: dict[str, str]
+    """The name in a checkpoint of each weight."""
+    tied: dict[str, tuple[str, ...]]
+    """For each weight that the config ties, the names of all that are tied to it, its own too."""
+    optional: dict[str, NDArray[np.float32]]
+    """Those that a checkpoint may not hold, and what they are then."""
+
+    @classmethod
+    def of(cls, model: Any, mode: FakeTensorMode, buffers: dict[str, Tensor]) -> StoredWeights:
+        """Untie the weights of a model, and take from `buffers` those that a checkpoint may hold.
+
+        Raises: ExportError if a weight is put together from several stored ones.
+        """
+        optional = {}
+        for path, module in model.named_modules():
+            kept = module._buffers.keys() - module._non_persistent_buffers_set
+            for name in sorted(kept):
+                whole = f"{path}.{name}".lstrip(".")
+                if buffers[whole].is_floating_point():
+                    optional[whole] = buffers.pop(whole).numpy()
+            if hasattr(module, "create_weight"):  # a table that most checkpoints leave out
+                optional[f"{path}.weight"] = module.create_weight().numpy()
+        tied = _untie(model, mode)
+        names = stored_names(model) | {name: name for name in optional}
+        return cls(names, {names[n]: tuple(names[o] for o in tied[n]) for n in tied}, optional)
+
+    def facts(self, graph: Any) -> dict[str, str]:
+        """Return what a graph says of such weights among its own."""
+        there = graph.graph.initializers.keys()
+        tied = {name: others for name, others in self.tied.items() if name in there}
+        optional = sorted(self.optional.keys() & there)
+        return {k: json.dumps(v) for k, v in ((TIED, tied), (OPTIONAL, optional)) if v}
+
+
+def _untie(model: Any, mode: FakeTensorMode) -> dict[str, tuple[str, ...]]:
+    """Give every name of a tied parameter one of its own; return all names of each."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    tied = {}
+    with faked(mode):
+        for names in (names for names in groups.values() if len(names) > 1):
+            for name in names:
+                owner, _, own = name.rpartition(".")
+                shape = model.get_parameter(name).shape
+                model.get_submodule(owner).register_parameter(
+                    own, torch.nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+                )
+                tied[name] = tuple(names)
+    return tied
+
+
+def stored_names(model: Any) -> dict[str, str]:
+    """Map each parameter of a model to the name its bytes have in a checkpoint.
+
+    A tied parameter has several names and one set of bytes; some models have renamed parameters
+    since their checkpoints were written, and transformers knows how.
+    Raises: ExportError if a parameter is put together from several stored ones.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, apply_converters, apply_renamings
+
+    changes = get_model_conversion_mapping(model, add_legacy=False)
+    # Whether a checkpoint has a prefix is for the attach stage to see, as it is for transformers.
+    back = [c.reverse_transform() for c in reversed(changes) if not isinstance(c, PrefixChange)]
+    renamings, converters = _split(back)
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if apply_converters(name, converters)[1] is not None:
+            raise ExportError(
+                f"{type(model).__name__} puts {name} together from several stored weights, so the "
+                "graph cannot refer to the checkpoint's own bytes; this model does not export"
+            )
+        names[name] = first.setdefault(id(parameter), apply_renamings(name, renamings))
+    return names
+
+
+def _split(changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    from transformers.core_model_loading import WeightRenaming
+
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    return renamings, [change for change in changes if change not in renamings]
