@@ -123,6 +123,16 @@ class AsyncStream(AsyncIterator[Chunk]):
             raise StopAsyncIteration
         return chunk
 
+    @property
+    def has_row(self) -> bool:
+        """Whether it holds a row now: one that is not read may have given it away."""
+        return self._request.has_slot
+
+    @property
+    def waits_for_row(self) -> bool:
+        """Whether it needs a row, and has none; one that is not read needs none."""
+        return self._request.runnable and not self._request.has_slot
+
     def end_with(self, end: TextEnd) -> None:
         """End the text as something else than its stop strings says; before the first chunk."""
         self._request.output.end_with(end)

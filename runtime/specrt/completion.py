@@ -117,6 +117,14 @@ class SpeculationStats:
                 counts[r.source] = (drafted + r.drafted, accepted + r.accepted)
         return counts
 
+    def rates_json(self) -> dict[str, float]:
+        """Return the rates under their public names."""
+        return {
+            "acceptance_rate": round(self.acceptance_rate, 4),
+            "draft_yield": round(self.draft_yield, 4),
+            "tokens_per_round": round(self.tokens_per_round, 4),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return counts and rates under their public names."""
         return {
@@ -128,9 +136,7 @@ class SpeculationStats:
             "evaluated": self.evaluated,
             "accepted": self.accepted,
             "emitted": self.emitted,
-            "acceptance_rate": round(self.acceptance_rate, 4),
-            "draft_yield": round(self.draft_yield, 4),
-            "tokens_per_round": round(self.tokens_per_round, 4),
+            **self.rates_json(),
             "sources": {
                 name: {"drafted": drafted, "accepted": accepted}
                 for name, (drafted, accepted) in self.sources.items()

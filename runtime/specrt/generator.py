@@ -198,11 +198,20 @@ def _token_id(token: object, vocab: int) -> int:
     return number
 
 
-def _memory_key(key: object) -> str | None:
-    """Return the key of a text memory; raises RequestError for what is none."""
-    if key is None or isinstance(key, str):
-        return key
-    raise RequestError(f"memory_key is {key!r}; expected a text, or None to use no memory")
+class Sharing(NamedTuple):
+    """With which other requests one shares what is left of them; see `GenerateOptions`."""
+
+    memory_key: str | None = ""
+    cache_salt: str = ""
+
+    def checked(self) -> Sharing:
+        """Return it; raises RequestError for another type."""
+        key, salt = self
+        if key is not None and not isinstance(key, str):
+            raise RequestError(f"memory_key is {key!r}; expected a text, or None to use no memory")
+        if not isinstance(salt, str):
+            raise RequestError(f"cache_salt is {salt!r}; expected a text")
+        return self
 
 
 _OF_FREE_TEXT = ("min_tokens", "no_repeat_ngram_size", "forced_eos_token_id")
@@ -231,6 +240,7 @@ class RequestFactory:
         drafter: str | None = None,
         parse_special: bool = True,
         memory_key: str | None = "",
+        cache_salt: str = "",
     ) -> Request:
         """Return the one request of a stream, after every check.
 
@@ -241,28 +251,30 @@ class RequestFactory:
             raise RequestError(f"params is {given!r}; expected SamplingParams")
         params = params or SamplingParams()
         stats = self._stats(gamma, drafter)
-        return self._one(prompt, params, stats, parse_special, _memory_key(memory_key))
+        sharing = Sharing(memory_key, cache_salt).checked()
+        return self._one(prompt, params, stats, parse_special, sharing)
 
     def with_drafter(
-        self, prompt: Prompt, params: SamplingParams, drafter: Drafter, name: str, special: bool
-    ) -> Request:
+        self, prompt: Prompt, params: SamplingParams, drafter: Drafter, name: str, special: bool,
+        cache_salt: str,
+    ) -> Request:  # fmt: skip
         """Return a request whose drafter is its own, with a name for what it did.
 
         Raises: RequestError, CapacityError.
         """
         refuse_sources(self._models, "no device drafts for it; send whole requests")
         stats = SpeculationStats(max(self._models.gammas), name)
-        request = self._one(prompt, params, stats, special, None)
+        request = self._one(prompt, params, stats, special, Sharing(None, cache_salt).checked())
         request.drafter = drafter
         return request
 
     def _one(
         self, prompt: Prompt, params: SamplingParams, stats: SpeculationStats, special: bool,
-        key: str | None,
+        sharing: Sharing,
     ) -> Request:  # fmt: skip
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a stream is one completion; use generate_many")
-        (request,) = self._each(prompt, params, stats, special, key)
+        (request,) = self._each(prompt, params, stats, special, sharing)
         return request
 
     def each(
@@ -274,23 +286,25 @@ class RequestFactory:
         drafter: str | None = None,
         parse_special: bool = True,
         memory_key: str | None = "",
+        cache_salt: str = "",
     ) -> list[Request]:
         """Return the `params.n` requests of a prompt, after every check.
 
         Raises: RequestError, CapacityError.
         """
         stats = self._stats(gamma, drafter)
-        return self._each(prompt, params, stats, parse_special, _memory_key(memory_key))
+        sharing = Sharing(memory_key, cache_salt).checked()
+        return self._each(prompt, params, stats, parse_special, sharing)
 
     def _each(
         self, prompt: Prompt, params: SamplingParams, stats: SpeculationStats, special: bool,
-        key: str | None,
+        sharing: Sharing,
     ) -> list[Request]:  # fmt: skip
         called_ns = perf_counter_ns()
         params = self._filled(params)
         completions = self._completions(params, stats)
         start = self._start(prompt, params, special)
-        requests = [self._request(start, params, one, key) for one in completions]
+        requests = [self._request(start, params, one, sharing) for one in completions]
         self._begin(completions, called_ns)
         return requests
 
@@ -304,6 +318,7 @@ class RequestFactory:
         drafter: str | None = None,
         parse_special: bool = True,
         memory_key: str | None = "",
+        cache_salt: str = "",
     ) -> PromptRequests:
         """Return the requests of a prompt, after every check; they are made as they are taken.
 
@@ -313,15 +328,15 @@ class RequestFactory:
         called_ns = perf_counter_ns()
         params = self._filled(params)
         completions = self._completions(params, self._stats(gamma, drafter))
-        key = _memory_key(memory_key)
+        sharing = Sharing(memory_key, cache_salt).checked()
         try:
             start = self._start(prompt, params, parse_special)
         except RequestError as error:
             for completion in completions:
                 completion.fail(f"{place}: {error}")
             return PromptRequests(completions, iter(()))
-        first = self._request(start, params, completions[0], key)
-        others = (self._request(start, params, one, key) for one in completions[1:])
+        first = self._request(start, params, completions[0], sharing)
+        others = (self._request(start, params, one, sharing) for one in completions[1:])
         self._begin(completions, called_ns)
         return PromptRequests(completions, chain([first], others))
 
@@ -435,7 +450,7 @@ class RequestFactory:
             completion.timings.queued_ns = now_ns
 
     def _request(
-        self, start: TextStart, params: SamplingParams, completion: Completion, key: str | None
+        self, start: TextStart, params: SamplingParams, completion: Completion, sharing: Sharing
     ) -> Request:
         models, tokens, counts = self._models, [*start.tokens], completion.speculation
         completion.prompt_tokens = start.positions
@@ -450,14 +465,15 @@ class RequestFactory:
             Noise(completion.seed, completion.index),
             build_processors(
                 params, self._tokenizer, self._eos, models.target.geometry.vocab_size,
-                self._grammars, limit - len(tokens),
+                self._grammars, limit - len(tokens), sharing.cache_salt,
             ),
             OutputProcessor(completion, params, self._eos, self._tokenizer, tokens),
             [KVCache(e) for e in (models.target, models.draft) if e is not None],
             start.source,
             1 if start.source is None else models.readers(counts.drafter, counts.gamma),
             fresh=params.prompt_logprobs is not None,
-            memory_key=key,
+            memory_key=sharing.memory_key,
+            cache_salt=sharing.cache_salt,
         )  # fmt: skip
 
 
@@ -516,7 +532,7 @@ class Generator:
     a stream that is not read for a while pauses, and makes room for others.
 
     `options` of the methods are those of `GenerateOptions`: `gamma`, `drafter`, `parse_special`,
-    `memory_key`.
+    `memory_key`, `cache_salt`.
 
     With `text_memory` lookup drafts from the texts of earlier requests too. `on_close` is called
     once, when the generator was closed.
@@ -618,6 +634,7 @@ class Generator:
         *,
         name: str,
         parse_special: bool = True,
+        cache_salt: str = "",
     ) -> PacedStream:
         """Complete a prompt round by round, as it is told to, with a drafter of its own.
 
@@ -626,7 +643,9 @@ class Generator:
         is not read.
         Raises: RequestError, CapacityError.
         """
-        request = self._requests.with_drafter(prompt, params, drafter, name, parse_special)
+        request = self._requests.with_drafter(
+            prompt, params, drafter, name, parse_special, cache_salt
+        )
         return PacedStream(request, self._worker)
 
     def generate_many(

@@ -52,6 +52,9 @@ class GenerateOptions(TypedDict, total=False):
     memory_key: str | None
     """Whose finished texts may be drafted from, and whose memory gets this one, in a generator
     with text memory: all that give the same key, '' by default. None does neither."""
+    cache_salt: str
+    """Whose prompts it may begin with, as far as KV buffers hold them, and whose compiled
+    constraints it may use: those of the same salt, '' by default."""
 
 
 def check_options(options: GenerateOptions) -> GenerateOptions:

@@ -25,12 +25,12 @@ from cli.conftest import COMMAND
 
 @contextmanager
 def started(
-    codelet: Path, *options: str, **variables: str
+    codelet: Path, *options: str, log: Any = None, **variables: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Start a server, and give its address."""
     process = subprocess.Popen(
         [*COMMAND, "serve", str(codelet), "--port", "0", "--threads", "1", *options],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, **variables},
+        stdout=log, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables},
     )  # fmt: skip
     assert process.stderr is not None
     try:
@@ -169,6 +169,43 @@ def test_what_cannot_be_served_is_one_line(codelet: Path, tmp_path: Path) -> Non
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for")
     assert "Jinja" in refused(str(codelet), "--port", "0", "--chat-template", str(broken))
+
+
+def test_keys_are_read_again_and_requests_are_lines(codelet: Path, tmp_path: Path) -> None:
+    keys, log, port = tmp_path / "keys", tmp_path / "log", free_port()
+    keys.write_text("# clients\nold name=alice\n")
+    options = ("--api-key-file", str(keys), "--alias", "gpt-4o", "--metrics-port", str(port))
+
+    def get(path: str, key: str) -> int:
+        return httpx.get(f"{url}{path}", headers={"X-Api-Key": key}).status_code
+
+    with (
+        log.open("w") as out,
+        started(codelet, *options, "--log-json", log=out) as (url, process),
+    ):
+        body = {"model": "gpt-4o", "prompt": "def f(", "max_tokens": 5, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers={"X-Api-Key": "old"})
+        assert answer.json()["model"] == "codelet"
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert 'specrt_key_generation_tokens_total{key="alice",model_name="codelet"} 5.0' in metrics
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 404
+        assert httpx.get(f"{url}/metrics").status_code == 404
+        assert process.stderr is not None
+        for text, told, opens in (("", "stay as they were", "old"), ("new", "read again", "new")):
+            keys.write_text(text)
+            process.send_signal(signal.SIGHUP)
+            assert told in process.stderr.readline()
+            for key in ("old", "new"):
+                assert get("/v1/models", key) == (200 if key == opens else 401)
+    first, *_ = map(json.loads, log.read_text().splitlines())
+    assert first["request_id"] == answer.headers["x-request-id"]
+    assert first.items() >= {"key": "alice", "status": 200, "completion_tokens": 5}.items()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
 
 
 def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:

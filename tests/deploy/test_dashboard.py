@@ -28,7 +28,9 @@ ADDED = {"instance", "job"}
 
 def told(prefix: str, tokenizer: Tokenizer) -> dict[str, set[str]]:
     """Return the labels of each sample that a server tells after a few requests."""
-    with serving(rows(packed, 2, tokenizer), metrics_prefix=prefix) as live:
+    toys = rows(packed, 2, tokenizer)
+    with serving(toys, metrics_prefix=prefix, api_keys=("k name=someone",)) as live:
+        live.http.headers["X-Api-Key"] = "k"
         live.post("/v1/completions", prompt="ab", max_tokens=40, ignore_eos=True, gamma=4)
         live.refusal("/v1/completions", 400, prompt="x", temperature=-1)
         text = live.http.get("/metrics").text

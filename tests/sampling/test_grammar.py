@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from specrt.constraints import Constraint
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.json_schema import rooted
@@ -158,6 +159,25 @@ def test_what_a_model_or_an_installation_lacks_is_told(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match=r"pip install 'specrt\[structured\]'"):
         processor(Grammars(tokenizer, [EOS], VOCABULARY), regex="a")
+
+
+def test_what_was_compiled_for_another_salt_is_compiled_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it takes tells no one what others' requests were constrained to."""
+    import llguidance
+
+    grammars, compiled = Grammars(tokenizer, [EOS], VOCABULARY), list[str]()
+    honest = llguidance.LLMatcher.grammar_from_regex
+
+    def compiling(expression: str) -> str:
+        compiled.append(expression)
+        return honest(expression)
+
+    monkeypatch.setattr(llguidance.LLMatcher, "grammar_from_regex", compiling)
+    for salt in ("a", "a", "b", "", "b"):
+        grammars.processor(Constraint("regex", "x+"), salt=salt)
+    assert len(compiled) == 3
 
 
 # Output

@@ -233,6 +233,27 @@ def test_rows_read_a_shared_prompt_once(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
+def test_texts_of_another_salt_are_as_if_they_were_not_there(
+    build: Build, tokenizer: Tokenizer
+) -> None:
+    made, prompt = rows(build, 3, tokenizer), shared_prompt(40)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = alone(tokenizer).generate(prompt, params).token_ids
+    salts = ["a", "a", "b"]
+    streams = [made.stream(prompt, params, gamma=0, cache_salt=salt) for salt in salts]
+    for stream in streams:
+        made._scheduler.submit(stream._source._request)  # type: ignore[attr-defined]
+    done = [stream.finish() for stream in streams]
+    assert [one.cached_tokens > 0 for one in done] == [False, build is packed, False]
+    for salt, cached in [("c", 0), ("b", 39), ("a", 39), ("c", 39), ("", 0)]:
+        done.append(made.generate(prompt, params, cache_salt=salt))
+        assert done[-1].cached_tokens == cached
+    assert [one.token_ids for one in done] == [expected] * len(done)
+    with pytest.raises(RequestError, match="cache_salt is 3"):
+        made.generate(prompt, params, cache_salt=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("build", BUILDS)
 def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokenizer) -> None:
     """Neither of a text that is over, nor of one that runs on, is dropped or ends."""
     made, one = rows(build, 2, tokenizer), alone(tokenizer)

@@ -158,6 +158,14 @@ def test_completions_of_one_source_share_what_was_read_of_it(tokenizer: Tokenize
     assert [m.token_ids for m in many] == [e.token_ids for e in expected]
 
 
+def test_a_source_that_was_read_for_another_salt_is_read_again(tokenizer: Tokenizer) -> None:
+    made = reader(tokenizer)
+    for salt, count in (("a", 1), ("a", 1), ("b", 2), ("b", 2), ("a", 3)):
+        done = made.generate(SOURCES[0], PARAMS, cache_salt=salt)
+        assert reads(made) == [count, count]
+        assert done.token_ids == greedy_text(made, SOURCES[0], 30)
+
+
 def test_a_draft_that_is_not_used_reads_nothing(tokenizer: Tokenizer) -> None:
     made = reader(tokenizer)
     made.generate(SOURCES[0], PARAMS, gamma=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from scheduler.support import Gate, rows, target_of
 from serve.support import Live, failing, serving
 from specrt.params import SamplingParams
+from specrt.serve.admission import Admission
+from specrt.serve.metrics import ServerMetrics
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
@@ -24,7 +27,11 @@ LONG = {"prompt": "ab", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
 
 def metrics(live: Live) -> dict[str, float]:
     """Return the samples that have no other label than the model's name, by their names."""
-    families = text_string_to_metric_families(live.http.get("/metrics").text)
+    return samples(live.http.get("/metrics").text)
+
+
+def samples(exposition: str) -> dict[str, float]:
+    families = text_string_to_metric_families(exposition)
     return {
         sample.name: sample.value
         for family in families
@@ -81,6 +88,37 @@ def test_a_completion_that_is_over_waits_no_more(tokenizer: Tokenizer) -> None:
         go.set()
         asked.result()
         assert metrics(live)["specrt_num_requests_waiting"] == 0
+
+
+def test_a_completion_that_gave_its_row_away_does_not_run(tokenizer: Tokenizer) -> None:
+    """However many clients stop to read, no more run than there are rows, in no more positions."""
+    with rows(packed, 2, tokenizer) as toys:
+        admission = Admission(toys.rows, 64)
+        told = ServerMetrics("specrt", "toy", admission, toys.rows * 128)
+        many = SamplingParams(max_tokens=100, ignore_eos=True, n=12)
+        states: list[tuple[float, ...]] = []
+
+        async def read_a_little() -> None:
+            streams = toys.astreams("a" * 60, many, gamma=0)
+            admission.live |= {*streams}
+            with admission.admit(len(streams)):
+                for stream in streams:
+                    await stream.__anext__()
+                    seen = samples(told.exposition().decode())
+                    states.append(tuple(seen[f"specrt_{name}"] for name in GAUGES))
+            for stream in streams:
+                await stream.aclose()
+
+        asyncio.run(read_a_little())
+    for running, waiting, paused, share in states:
+        assert 0 < running <= 2
+        assert running + waiting + paused == 12
+        assert 0 < share <= 1
+    assert states[-1][2] >= 9
+
+
+GAUGES = ("num_requests_running", "num_requests_waiting", "num_requests_paused",
+          "kv_cache_usage_perc")  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])

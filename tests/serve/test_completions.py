@@ -130,6 +130,10 @@ def test_log_probabilities_join_to_the_text(toy: Live) -> None:
 
 def test_echo_tells_the_prompt_and_what_it_was_worth(toy: Live) -> None:
     body = {"prompt": "abc", "echo": True, "temperature": 0}
+    alone = toy.post("/v1/completions", **body, max_tokens=0, n=2)
+    assert alone["usage"]["completion_tokens"] == 0
+    assert [one["text"] for one in alone["choices"]] == ["abc"] * 2
+    assert [one["logprobs"] for one in alone["choices"]] == [None] * 2
     whole = toy.post("/v1/completions", **body, max_tokens=0, logprobs=2)["choices"][0]
     assert whole["text"] == "abc"
     assert whole["logprobs"]["tokens"] == ["a", "b", "c"]
@@ -140,6 +144,51 @@ def test_echo_tells_the_prompt_and_what_it_was_worth(toy: Live) -> None:
     assert more.startswith("abc")
     events = toy.events("/v1/completions", **body, max_tokens=5)
     assert "".join(event["choices"][0]["text"] for event in events) == more
+    *_, ended, told = toy.events("/v1/completions", **body, max_tokens=0, stream_options=USAGE)
+    assert (ended["choices"][0]["finish_reason"], ended["choices"][0]["stop_reason"]) == (
+        "length", None,
+    )  # fmt: skip
+    assert ended["usage"] is None
+    assert told["usage"] == alone["usage"] | {"prompt_tokens_details": {"cached_tokens": 2}}
+
+
+USAGE = {"include_usage": True}
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_tokens_that_are_no_text_have_names_of_their_own(real: Live, echo: bool) -> None:
+    body = {"prompt": "s = '日本語", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body |= {"logprobs": 5, "echo": echo, "logit_bias": {"0": 100}}
+    choice = real.post("/v1/completions", **body)["choices"][0]
+    told, text = choice["logprobs"], choice["text"]
+    assert "<|endoftext|>" in told["tokens"]
+    for name, own, top, at in zip(*(told[field] for field in FIELDS), strict=True):
+        if top is not None:
+            assert len(top) in (5, 6)
+            assert top[name] == own
+        if name not in CONTROLS and not name.startswith("bytes:"):
+            assert text[at:].startswith(name)
+    assert told["text_offset"] == sorted(told["text_offset"])
+    assert any(name.startswith("bytes:\\x") for name in told["tokens"]) == echo
+    names = {name for top in told["top_logprobs"] if top for name in top}
+    assert not any("\ufffd" in name for name in names)
+
+
+FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+CONTROLS = ("<|endoftext|>",)
+
+
+def test_a_chats_tokens_are_told_by_their_bytes_where_they_are_no_text(toy: Live) -> None:
+    ids = [*"日".encode(), 262]
+    body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "logprobs": True}
+    for token in ids:
+        (told,) = toy.post(
+            "/v1/chat/completions", **body, allowed_token_ids=[token]
+        )["choices"][0]["logprobs"]["content"]  # fmt: skip
+        assert told["token"] == (f"\\x{token:02x}" if token < 256 else "<s>")
+        assert told["bytes"] == [token] * (token < 256)
+    pieces = toy.post("/tokenize", content="日", with_pieces=True)["tokens"]
+    assert [one["piece"] for one in pieces] == [[byte] for byte in "日".encode()]
 
 
 def test_stop_strings_end_a_text(real: Live) -> None:

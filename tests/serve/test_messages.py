@@ -65,6 +65,25 @@ def test_the_text_is_that_of_the_chat_route(toy: Live, client: anthropic.Anthrop
     assert counted.input_tokens == read
 
 
+def test_what_the_operator_says_is_a_system_message(toy: Live) -> None:
+    user, again = {"role": "user", "content": "a"}, {"role": "user", "content": "b"}
+    late = {"role": "system", "content": [{"type": "text", "text": "be brief"}]}
+    for messages, system, as_chat in (
+        ([late, user], None, [{"role": "system", "content": "be brief"}, user]),
+        ([late, user], "hi", [{"role": "system", "content": "hi\n\nbe brief"}, user]),
+        ([user, late, again], None, [user, {"role": "system", "content": "be brief"}, again]),
+        ([user, late], None, [user, {"role": "system", "content": "be brief"}]),
+    ):
+        body = {"max_tokens": 20, "temperature": 0}
+        told = toy.post(PATH, messages=messages, system=system, **body)
+        chat = toy.post("/v1/chat/completions", messages=as_chat, **body)
+        assert told["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    tool = [{"type": "tool_use", "name": "f", "input": {}}]
+    assert "tool_use" in toy.refusal(
+        PATH, 400, messages=[{"role": "system", "content": tool}], max_tokens=3
+    )
+
+
 def test_stop_sequences(real: Live) -> None:
     live = real.post(PATH, messages=HELLO, max_tokens=40, temperature=0)["content"][0]["text"]
     stop = live[10:14]
@@ -121,7 +140,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "He"}]}, "assistant"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [

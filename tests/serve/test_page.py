@@ -13,6 +13,8 @@ import pytest
 
 from serve.support import Live
 from shared import REPOSITORY
+from specrt.params import GenerateOptions, SamplingParams
+from specrt.serve.bodies import ChatMessage
 from support.page_server import (
     PIECES,
     PageServer,
@@ -120,6 +122,11 @@ def kept(page: Page) -> str:
     return "".join(page.locator(".text .kept").all_text_contents())
 
 
+def figures(page: Page) -> dict[str, str]:
+    names, values = (page.locator(f".figures {at}").all_inner_texts() for at in ("dt", "dd"))
+    return dict(zip(names, values, strict=True))
+
+
 def cut_after(pieces: list[str], *then: Step) -> Script:
     """Return a script that streams tokens, waits until they are read, and does `then`."""
 
@@ -158,7 +165,10 @@ def test_drafted_and_accepted_text_is_marked_and_the_rest_is_not(
     assert request["gamma"] == "auto"
     assert request["drafter"] == "cascade"
     assert request["stream_options"] == {"include_usage": True, "include_speculation": True}
-    assert page.locator(".figures").inner_text().split("\n")[:2] == ["tokens/s", "412"]
+    assert figures(page) == {
+        "tokens/s": "412", "tokens per round": "1.21", "acceptance rate": "0.71",
+        "gamma, mean": "4.0", "to the first token": "6 ms", "tokens": str(len(PIECES)),
+    }  # fmt: skip
     expect(page.locator("#status")).to_contain_text("412 tokens per second")
 
 
@@ -425,6 +435,46 @@ def test_the_real_server_is_understood(open_page: Open, real: Live) -> None:
     expect(page.locator(".verdict").last).to_contain_text("The same text, ")
     ask(page, "long " * 3000)
     expect(page.get_by_role("alert")).to_contain_text("(400): the prompt has")
+
+
+def test_a_rate_is_one_number_wherever_it_is_told(open_page: Open, real: Live) -> None:
+    messages = [{"role": "user", "content": "def merge_sort(items):"}]
+    page = open_page(url=real.url)
+    page.get_by_label("Max tokens").fill("96")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Drafter").select_option("model")
+    page.get_by_label("Gamma").fill("4")
+    chosen = int(page.get_by_label("Gamma").get_attribute("aria-valuetext") or "")
+    drafting = GenerateOptions(gamma=chosen, drafter="model")
+    before = scraped(real)
+    ask(page, messages[0]["content"])
+    answered(page)
+    shown = figures(page)
+    names = ("emitted", "gamma", "accepted", "evaluated")
+    emitted, rounds, accepted, evaluated = (scraped(real)[n] - before[n] for n in names)
+    body = {"messages": messages, "max_tokens": 96, "temperature": 0, **drafting}
+    told = real.post("/v1/chat/completions", **body)["metrics"]["specrt"]
+    greedy = SamplingParams(max_tokens=96, temperature=0)
+    prompt = real.service.render([ChatMessage(**messages[0])])
+    done = real.service.generator.generate(prompt, greedy, **drafting)
+    printed = str(done.speculation)
+    assert told["drafted"] > told["evaluated"] > told["accepted"] > 0
+    assert told["tokens_per_round"] == round(emitted / rounds, 4)
+    assert told["acceptance_rate"] == round(accepted / evaluated, 4)
+    for name in ("tokens_per_round", "acceptance_rate"):
+        assert float(shown[name.replace("_", " ")]) == round(told[name], 2)
+    assert f"{shown['tokens per round']} tokens per round" in printed
+    assert f"acceptance rate {shown['acceptance rate']}" in printed
+
+
+def scraped(live: Live) -> dict[str, float]:
+    """Return what /metrics counts of rounds and their tokens, by the words for them."""
+    counts = dict.fromkeys(("emitted", "gamma", "accepted", "evaluated"), 0.0)
+    for line in live.http.get("/metrics").text.splitlines():
+        for word in counts:
+            if re.match(rf"specrt_spec_decode_(num_)?{word}(_tokens)?_total\{{", line):
+                counts[word] += float(line.rpartition(" ")[2])
+    return counts
 
 
 def test_html_stays_text(open_page: Open, server: PageServer) -> None:

@@ -88,6 +88,60 @@ def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], 
     assert named in toy.refusal(path, 400, **body, stream=True)
 
 
+NULLABLE = {
+    TEXT: (
+        {"prompt": "x"},
+        "best_of echo frequency_penalty logit_bias logprobs n presence_penalty seed stop stream "
+        "stream_options suffix top_p",
+    ),
+    CHAT: (
+        {"messages": HELLO},
+        "metadata top_logprobs top_p safety_identifier prompt_cache_key prompt_cache_retention "
+        "service_tier modalities verbosity reasoning_effort max_completion_tokens "
+        "frequency_penalty presence_penalty audio store moderation stream stop logit_bias logprobs "
+        "n prediction seed stream_options response_format tools tool_choice parallel_tool_calls",
+    ),
+    "/v1/responses": (
+        {"input": "x"},
+        "metadata top_p safety_identifier prompt_cache_key prompt_cache_retention "
+        "previous_response_id background max_tool_calls prompt service_tier truncation reasoning "
+        "include parallel_tool_calls store instructions moderation stream stream_options "
+        "conversation context_management text tools tool_choice top_logprobs",
+    ),
+    "/v1/messages": (
+        {"messages": HELLO},
+        "container context_management mcp_servers metadata output_config service_tier "
+        "stop_sequences stream system thinking tool_choice tools top_k top_p",
+    ),
+}
+"""By path: what a request needs, and the fields that may be null in the reference of its API."""
+
+
+@pytest.mark.parametrize("path", NULLABLE)
+def test_null_is_as_if_left_out(toy: Live, path: str) -> None:
+    needed, nullable = NULLABLE[path]
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {**needed, limit: 5, "temperature": 0}
+
+    def said(**fields: Any) -> Any:
+        answer = toy.post(path, **body, **fields)
+        return answer.get("choices") or answer.get("content") or answer["output"][0]["content"]
+
+    assert said(**dict.fromkeys(nullable.split())) == said()
+    flags = ("include_usage", "continuous_usage_stats", "include_speculation")
+    assert said(stream_options=dict.fromkeys(flags)) == said()
+
+
+def test_a_text_without_a_prompt_begins_a_document(toy: Live, real: Live) -> None:
+    body = {"max_tokens": 5, "temperature": 0}
+    (first,) = real.service.document_start()
+    assert (
+        real.post(TEXT, prompt=None, **body)["choices"]
+        == real.post(TEXT, prompt=[first], **body)["choices"]
+    )
+    assert toy.post(TEXT, prompt=None, **body)["usage"]["prompt_tokens"] == 1
+
+
 @pytest.mark.parametrize(
     "field",
     [

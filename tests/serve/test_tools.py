@@ -138,6 +138,48 @@ def test_parameters_that_are_no_schema_are_refused(toy: Live, parameters: Any) -
     assert "expected" in toy.refusal("/v1/chat/completions", 400, **body, tool_choice="required")
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_the_template_and_the_grammar_know_the_allowed_tools_alone(toy: Live, mode: str) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"messages": messages, "tools": TOOLS, "max_tokens": 120, "temperature": 0}
+    allowed = [{"type": "function", "function": {"name": "time"}}]
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    few = toy.post("/v1/chat/completions", **body, tool_choice=some)
+    choice = "auto" if mode == "auto" else "required"
+    alone = toy.post("/v1/chat/completions", **body | {"tools": TOOLS[1:]}, tool_choice=choice)
+    assert few["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    said, same = (told["choices"][0]["message"] for told in (few, alone))
+    assert said["content"] == same["content"]
+    if mode == "required":
+        assert [call["function"]["name"] for call in said["tool_calls"]] == ["time"]
+        flat = [tool["function"] | {"type": "function"} for tool in TOOLS]
+        chosen = {
+            "type": "allowed_tools",
+            "mode": mode,
+            "tools": [{"type": "function", "name": "time"}],
+        }
+        told = toy.post("/v1/responses", input="hello", tools=flat, tool_choice=chosen,
+                        max_output_tokens=120, temperature=0)  # fmt: skip
+        assert [item["name"] for item in told["output"]] == ["time"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "named"),
+    [
+        ({"mode": "auto", "tools": []}, "allowed_tools"),
+        ({"mode": "any", "tools": TOOLS}, "'auto' or 'required'"),
+        ({"mode": "auto", "tools": ["time"]}, "function with a name"),
+        ({"mode": "auto", "tools": [{"type": "function", "function": {"name": "tim"}}]}, "'time'"),
+        (None, "allowed_tools"),
+        ("time", "allowed_tools"),
+    ],
+)
+def test_allowed_tools_of_another_form_are_refused(toy: Live, choice: Any, named: str) -> None:
+    some = {"type": "allowed_tools", "allowed_tools": choice}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
+    assert named in toy.refusal("/v1/chat/completions", 400, **body, tool_choice=some)
+
+
 @pytest.mark.parametrize("several", [None, True, False])
 def test_an_answer_has_one_call_where_calls_may_not_be_parallel(
     toy: Live, several: bool | None

@@ -48,6 +48,8 @@ def content(request: dict[str, Any], spans: list[tuple[str, bool]], drafted: int
             "drafted": drafted,
             "accepted": sum(accepted for _, accepted in spans),
             "source": "model" if drafted else "none",
+            "acceptance_rate": 0.5,
+            "tokens_per_round": 2.0,
             "spans": [{"text": text, "accepted": accepted} for text, accepted in spans],
         },
     }
@@ -62,6 +64,7 @@ def closing(request: dict[str, Any], made: list[Round], speed: float) -> list[by
     ours = {
         "rounds": len(made), "drafted": drafted, "accepted": accepted, "ttft_ms": 6.4,
         "tokens_per_second": speed, "queue_ms": 0.1, "seed": request["seed"],
+        "acceptance_rate": 0.7143, "tokens_per_round": 1.2143,
     }  # fmt: skip
     usage = {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}
     metrics = {"speculative_decoding": vllm, "specrt": ours}

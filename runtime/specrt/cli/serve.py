@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.text.prompt_file import read_text
 
 
 @click.command("serve")
@@ -27,10 +28,18 @@ from specrt.text.prompt_file import read_text
               help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
 @click.option(
+    "--alias", multiple=True, metavar="NAME", help="Another name of the model. Repeat it."
+)
+@click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help=f"File of keys, one a line, # before comments; ${API_KEY} is one more. Without a key the "
-    "server is open.",
+    help=f"File of keys, one a line, each with a name and limits where it has them, # before "
+    f"comments; ${API_KEY} is one more. SIGHUP reads it again. Without a key the server is open.",
+)
+@click.option(
+    "--share-prefixes",
+    is_flag=True,
+    help="Let prompts of one key begin with what another's left in the KV buffers.",
 )
 @click.option(
     "--allow-origin",
@@ -56,6 +65,11 @@ from specrt.text.prompt_file import read_text
     default="specrt",
     show_default=True,
     help="Of the names in /metrics; `vllm` gives those that tools for vLLM look for.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port that answers /metrics and nothing else; the other port answers it no longer.",
 )
 @click.option(
     "--chat-template",
@@ -105,7 +119,13 @@ from specrt.text.prompt_file import read_text
     metavar="SECONDS",
     help="How long a client may leave what it is sent unread; its connection is dropped then.",
 )
-@click.option("--log-requests", is_flag=True, help="Log a line for each request.")
+@click.option(
+    "--log-requests",
+    "request_log",
+    flag_value="text",
+    help="Write a line for each request to standard output: its id, key, tokens and times.",
+)
+@click.option("--log-json", "request_log", flag_value="json", help="The same as lines of JSON.")
 @click.pass_obj
 def command(
     owns_process: bool,
@@ -114,11 +134,14 @@ def command(
     host: str,
     port: int,
     name: str,
+    alias: tuple[str, ...],
     api_key_file: Path | None,
+    share_prefixes: bool,
     allow_origin: tuple[str, ...],
     allow_host: tuple[str, ...],
     max_queue: int,
     metrics_prefix: str,
+    metrics_port: int | None,
     chat_template: Path | None,
     verify: bool,
     threads: int | None,
@@ -127,7 +150,7 @@ def command(
     max_connections: int,
     read_timeout: float,
     write_timeout: float,
-    log_requests: bool,
+    request_log: str | None,
 ) -> int:
     """Serve BUNDLE over HTTP as OpenAI's clients expect, with a page to try it at /.
 
@@ -136,38 +159,67 @@ def command(
     """
     from specrt.serve import ServerOptions, VerifyLimits, app
 
-    keys = _keys(api_key_file)
-    with _listening(host, port) as listener:
-        loopback = ip_address(listener.getsockname()[0]).is_loopback
-        options = ServerOptions(
-            name=name,
-            api_keys=keys,
-            allow_origins=allow_origin,
-            allow_hosts=allow_host or (() if loopback and not keys else ("*",)),
-            max_queue=max_queue,
-            metrics_prefix=metrics_prefix,
-            chat_template=chat_template,
-            verify=VerifyLimits() if verify else None,
-            threads=threads,
-            owns_process=owns_process,
-        )
-        if not loopback and not keys:
+    own = os.environ.get(API_KEY, "").strip()
+    options = ServerOptions(
+        name=name,
+        aliases=alias,
+        api_keys=(own,) if own else (),
+        api_key_file=api_key_file,
+        share_prefixes=share_prefixes,
+        allow_origins=allow_origin,
+        allow_hosts=allow_host,
+        max_queue=max_queue,
+        metrics_prefix=metrics_prefix,
+        chat_template=chat_template,
+        verify=VerifyLimits() if verify else None,
+        threads=threads,
+        owns_process=owns_process,
+    )
+    with ExitStack() as sockets:
+        listeners = [sockets.enter_context(_listening(host, port))]
+        if metrics_port is not None:
+            listeners.append(sockets.enter_context(_listening(host, metrics_port)))
+            options = replace(options, metrics_port=_port(listeners[1]))
+        loopback = ip_address(listeners[0].getsockname()[0]).is_loopback
+        is_open = not options.keys()
+        if not allow_host and not (loopback and is_open):
+            options = replace(options, allow_hosts=("*",))
+        if is_open and not loopback:
             print(
                 f"warning: everybody who reaches {host} can use the server; --api-key-file or "
                 f"${API_KEY} closes it",
                 file=sys.stderr,
             )
+        if request_log is not None:
+            _log_requests(as_json=request_log == "json")
         application = app(bundle, options)
         _serve(
             application,
-            listener,
+            listeners,
             host,
             (max_connections, read_timeout, write_timeout),
             drain_s=drain,
             shutdown_delay_s=shutdown_delay,
-            log_requests=log_requests,
         )
     return 0
+
+
+class _LogLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # nobody reads them any more
+            print(self.format(record), flush=True)
+
+
+def _log_requests(*, as_json: bool) -> None:
+    """Write a line for each request to standard output."""
+    from specrt.serve.request_log import JsonLines, log
+
+    handler = _LogLines()
+    if as_json:
+        handler.setFormatter(JsonLines())
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -186,9 +238,14 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
+def _port(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
+
+
 def _serve(
     application: Any,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     host: str,
     limits: tuple[int, float, float],
     **options: Any,
@@ -201,17 +258,19 @@ def _serve(
     print_notices(service.generator.notices)
     print(_drafting(service.generator), file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listener.getsockname()[1]}"
+    url, *others = [f"http://{shown}:{_port(listener)}" for listener in listeners]
+    metrics = "".join(f", metrics: {other}/metrics" for other in others)
 
     def ready() -> None:
-        print(f"serving {service.name} at {url}/v1 (page: {url}/)", file=sys.stderr, flush=True)
+        told = f"serving {service.name} at {url}/v1 (page: {url}/{metrics})"
+        print(told, file=sys.stderr, flush=True)
 
     server = HttpServer(application, ready, limits=ConnectionLimits(*limits), **options)
     # One that comes before uvicorn listens to signals counts too. It raises the signal again once
     # it has ended: that is no failure here.
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     print(f"stopped serving {service.name}", file=sys.stderr)
 
 
@@ -220,12 +279,3 @@ def _drafting(generator: Generator) -> str:
     rows = "1 request runs" if generator.rows == 1 else f"{generator.rows} requests run"
     drafter, gamma = generator.check_drafter(None), generator.check_gamma(None)
     return f"drafter {drafter}, gamma {gamma}; {rows} at once, others wait"
-
-
-def _keys(file: Path | None) -> tuple[str, ...]:
-    lines = [] if file is None else read_text(file).splitlines()
-    given = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if file is not None and not given:
-        raise RequestError(f"{file} holds no key; expected one a line")
-    own = os.environ.get(API_KEY, "").strip()
-    return (*given, own) if own else tuple(given)

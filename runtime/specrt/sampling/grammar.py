@@ -44,12 +44,15 @@ class Grammars:
         self._tokenizer = tokenizer
         self._ends = sorted(end for end in ends if end < vocabulary)
         self._vocabulary = vocabulary
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, Constraint], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def processor(self, constraint: Constraint, stops: Collection[int] = ()) -> GrammarProcessor:
+    def processor(
+        self, constraint: Constraint, stops: Collection[int] = (), salt: str = ""
+    ) -> GrammarProcessor:
         """Return the processor that constrains one completion.
 
+        What was compiled for requests of another `salt` is not used: the time would tell of it.
         `stops` end the text besides the model's own ends: special tokens among them may come where
         the grammar is complete, as those may.
         Raises: RequestError with the compiler's reason.
@@ -60,16 +63,16 @@ class Grammars:
             )
         special = self._tokenizer.special
         ends = {*self._ends, *(s for s in stops if s in special and s < self._vocabulary)}
-        return GrammarProcessor(self._matcher(constraint), sorted(ends), self._vocabulary)
+        return GrammarProcessor(self._matcher(salt, constraint), sorted(ends), self._vocabulary)
 
-    def _matcher(self, constraint: Constraint) -> LLMatcher:
-        compiled = self._compiled
+    def _matcher(self, salt: str, constraint: Constraint) -> LLMatcher:
+        compiled, key = self._compiled, (salt, constraint)
         with self._lock:
-            matcher = compiled.get(constraint)
+            matcher = compiled.get(key)
         matcher = matcher or self._compile(constraint)  # others need not wait for it
         with self._lock:
-            compiled[constraint] = matcher
-            compiled.move_to_end(constraint)
+            compiled[key] = matcher
+            compiled.move_to_end(key)
             while len(compiled) > _CACHED:
                 compiled.popitem(last=False)
             return matcher

@@ -701,13 +701,15 @@ def build_processors(
     vocabulary: int,
     grammars: Grammars | None = None,
     emitted: int | None = None,
+    salt: str = "",
 ) -> LogitsProcessors | None:
     """Return the processors of a request; None without any.
 
     `emitted` is how many tokens its output has at its limit.
 
     Only bad words and a constraint need a tokenizer. `grammars` holds what was compiled for other
-    requests. A constraint comes last: no other processor allows again what it ruled out.
+    requests, for `salt` see there. A constraint comes last: no other processor allows again what it
+    ruled out.
     Raises: RequestError for an unknown option, unknown token ids, and a constraint that cannot be
         enforced.
     """
@@ -727,5 +729,5 @@ def build_processors(
         if grammars is None:
             assert tokenizer is not None, "a constraint is enforced in tokens"
             grammars = Grammars(tokenizer, ends, vocabulary)
-        processors.append(grammars.processor(constraint, params.stop_token_ids))
+        processors.append(grammars.processor(constraint, params.stop_token_ids, salt))
     return LogitsProcessors(processors, vocabulary) if processors else None

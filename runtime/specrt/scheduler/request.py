@@ -119,15 +119,15 @@ class OutputProcessor:
 class CommonPrefix:
     """How many first tokens two texts share, which only grow; no token is compared twice.
 
-    Texts of different sources share none.
+    Texts of different sources, and those of different salts, share none: they are not `shareable`.
     """
 
-    def __init__(self, first: list[int], second: list[int], *, same_source: bool = True) -> None:
+    def __init__(self, first: list[int], second: list[int], *, shareable: bool = True) -> None:
         self.first = first
-        self.same_source = same_source
+        self.shareable = shareable
         self._second = second
         self._length = 0
-        self._parted = not same_source
+        self._parted = not shareable
         """Whether they differ behind what they share."""
 
     def length(self) -> int:
@@ -195,6 +195,8 @@ class Request:
     """Whether its whole prompt is to be read, whatever a slot holds of it."""
     memory_key: str | None = None
     """Whose finished texts it is drafted from and joins; None for neither."""
+    cache_salt: str = ""
+    """Whose texts it shares with what slots hold."""
     collected: bool = False
     """Whether it is read as a whole when it is over: it has no chunks."""
     rounds: Rounds | None = None

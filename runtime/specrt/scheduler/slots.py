@@ -31,6 +31,8 @@ class Slot:
         """What the row was conditioned on; None where that is nothing, or not known."""
         self.readers = 0
         """How many of the engines were, the target first."""
+        self.salt = ""
+        """With whose requests the text here is shared."""
         self.request: Request | None = None
         self.used = 0
         """When it was taken last, as a count of requests."""
@@ -46,16 +48,19 @@ class Slot:
     def _prefix(self, request: Request) -> CommonPrefix:
         known = request.prefixes.get(self.index)
         if known is None or known.first is not self.tokens:
-            same = same_source(self.source, request.source)
-            known = CommonPrefix(self.tokens, request.tokens, same_source=same)
+            same = self.salt == request.cache_salt and same_source(self.source, request.source)
+            known = CommonPrefix(self.tokens, request.tokens, shareable=same)
             request.prefixes[self.index] = known
         return known
 
     def conditioned(self, request: Request) -> bool:
-        """Return whether the row holds the source of a request, for all that read it."""
+        """Return whether the row holds the source of a request, for all that read it.
+
+        One that was read for a request of another salt counts as another.
+        """
         if request.source is None:
             return True
-        return self.readers >= request.readers and self._prefix(request).same_source
+        return self.readers >= request.readers and self._prefix(request).shareable
 
     def shared(self, request: Request) -> int:
         """Return how many first tokens of a request the target's buffers hold already.
@@ -100,6 +105,7 @@ class Slot:
         for cache, length in zip(request.caches, lengths, strict=True):
             cache.length = length
         self.tokens, self.begin = request.tokens, len(request.tokens)
+        self.salt = request.cache_salt
         self.caches = request.caches
         self.request = request
         request.has_slot = True

@@ -62,12 +62,17 @@ class Admission:
     @property
     def running(self) -> int:
         """How many completions have a row."""
-        return sum(stream.completion.timings.taken_ns is not None for stream in self.live)
+        return sum(stream.has_row for stream in self.live)
 
     @property
     def waiting(self) -> int:
-        """How many completions wait for a row."""
-        return self._admitted - self.running
+        """How many completions wait for a row, those that are still being read as tokens too."""
+        return max(0, self._admitted - self.running - self.paused)
+
+    @property
+    def paused(self) -> int:
+        """How many have no row and need none: their clients do not read."""
+        return sum(not (stream.has_row or stream.waits_for_row) for stream in self.live)
 
     @property
     def _admitted(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 from asyncio import to_thread
 from collections.abc import AsyncIterator
@@ -28,11 +27,13 @@ from specrt.generator import refuse_sources
 from specrt.loading import load
 from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
+from specrt.serve.api_keys import ApiKey, ApiKeys
 from specrt.serve.bodies import DetokenizeBody, TokenizeBody
 from specrt.serve.completion_routes import completion_routes
 from specrt.serve.messages_routes import messages_routes
 from specrt.serve.openapi_document import ERRORS, openapi_document
 from specrt.serve.origin_policy import ANY, OriginPolicy
+from specrt.serve.request_log import RequestLog, record_of
 from specrt.serve.responses_routes import responses_routes
 from specrt.serve.sending import StrictJsonRoute, error_response
 from specrt.serve.service import Service, UnknownModelError
@@ -68,7 +69,18 @@ class ServerOptions:
     name: str = ""
     """Of the model, as clients name it; that of the bundle's folder when empty."""
     api_keys: tuple[str, ...] = ()
-    """Any of them opens the server; without one it is open to all who reach it."""
+    """Any of them opens the server; without one it is open to all who reach it. Each may have a
+    name and limits behind it, as a line of the file has."""
+    api_key_file: Path | None = None
+    """A file of such lines (docs/serving.md); `app.state.keys.read()` reads it again."""
+    share_prefixes: bool = False
+    """Whether prompts of one key may begin with what another's left in the KV buffers; how long the
+    first token takes then tells each what others sent."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the model."""
+    metrics_port: int | None = None
+    """The port, of those the server listens at, that answers /metrics and nothing else; any answers
+    it when None."""
     allow_origins: tuple[str, ...] = ()
     """Of web pages elsewhere that may call the server from a browser, as `https://app.example`;
     `*` is all."""
@@ -95,8 +107,9 @@ class ServerOptions:
         """Check ranges."""
         if self.max_queue < 0:
             raise RequestError(f"max_queue is {self.max_queue}; expected 0 or more")
-        if any(not key.strip() for key in self.api_keys):
-            raise RequestError("an API key is empty; leave it out, or give one")
+        self.keys()
+        if any(not alias.strip() for alias in self.aliases):
+            raise RequestError("an alias is empty; leave it out, or give a name")
         for origin in self.allow_origins:
             if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*]+", origin):
                 raise RequestError(
@@ -109,6 +122,14 @@ class ServerOptions:
                     f"host {short(host)} is not a name; expected one such as 'llm.example', "
                     "without scheme and port, or '*'"
                 )
+
+    def keys(self) -> ApiKeys:
+        """Return the keys, read from their file now.
+
+        Raises: RequestError.
+        """
+        share = self.share_prefixes
+        return ApiKeys(self.api_keys, self.api_key_file, share_prefixes=share)
 
 
 def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = None) -> FastAPI:
@@ -133,6 +154,7 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
         max_queue=options.max_queue,
         metrics_prefix=options.metrics_prefix,
         speech=speech,
+        aliases=options.aliases,
     )
     return application(service, options)
 
@@ -172,6 +194,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     )
     made.openapi = lambda: openapi_document(made)  # type: ignore[method-assign]
     made.state.service = service
+    made.state.keys = service.metrics.keys = keys = options.keys()
     _add_errors(made, service)
     for routes in (
         status_routes, model_routes, completion_routes, responses_routes, messages_routes,
@@ -180,12 +203,15 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
         made.include_router(routes(service))
     if sessions is not None:
         made.add_api_websocket_route(PATH, sessions.endpoint)
-    made.add_middleware(AccessControl, options=options, service=service)
+    made.add_middleware(AccessControl, options=options, service=service, keys=keys)
+    if options.metrics_port is not None:
+        made.add_middleware(MetricsPort, port=options.metrics_port)
     if options.allow_origins:  # asked before a request is made, without a key
         made.add_middleware(
             CORSMiddleware, allow_origins=options.allow_origins, allow_methods=["*"],
-            allow_headers=["*"],
+            allow_headers=["*"], expose_headers=["x-request-id", "request-id", "retry-after"],
         )  # fmt: skip
+    made.add_middleware(RequestLog)
     return made
 
 
@@ -236,17 +262,21 @@ def model_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=StrictJsonRoute)
     tokenizer = service.generator.tokenizer
 
+    def piece(token: int) -> str | list[int]:
+        text = tokenizer.text_of(token)
+        return [*tokenizer.bytes_of(token)] if text is None else text
+
     @router.get("/models", include_in_schema=False)  # as llama.cpp's clients have it
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the one model."""
-        return {"object": "list", "data": [service.to_json()]}
+        """List the one model, under each of its names."""
+        return {"object": "list", "data": [*map(service.to_json, service.names)]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """Describe the one model."""
         service.require(name)
-        return service.to_json()
+        return service.to_json(name)
 
     @router.post("/tokenize")
     def tokenize(body: TokenizeBody) -> dict[str, Any]:
@@ -262,9 +292,7 @@ def model_routes(service: Service) -> APIRouter:
             special = next((one for one in given if one is not None), default)
             ids = service.tokens_of(text, special=special) if text else []
         tokens = (
-            [{"id": token, "piece": tokenizer.piece(token)} for token in ids]
-            if body.with_pieces
-            else ids
+            [{"id": token, "piece": piece(token)} for token in ids] if body.with_pieces else ids
         )
         return {"tokens": tokens, "count": len(ids), "max_model_len": service.context}
 
@@ -288,7 +316,7 @@ def _add_errors(made: FastAPI, service: Service) -> None:
         request: HttpRequest, status: int, message: str, *kind: str, **more: Any
     ) -> Response:
         service.metrics.refuse(status)
-        return error_response(request.url.path, status, message, *kind, **more)
+        return error_response(request.scope, status, message, *kind, **more)
 
     @made.exception_handler(RequestValidationError)
     async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
@@ -324,15 +352,18 @@ def _add_errors(made: FastAPI, service: Service) -> None:
 
     @made.exception_handler(Exception)
     async def defect(request: HttpRequest, _: Exception) -> Response:
-        return refuse(request, 500, "the server failed; its log says why", "server_error")
+        message, headers = "the server failed; its log says why", record_of(request.scope).headers
+        return refuse(request, 500, message, "server_error", headers=headers)
 
 
 class AccessControl:
     """Lets in who has a key, or no page of another site, and bodies that are not too large."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions, service: Service) -> None:
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, service: Service, keys: ApiKeys
+    ) -> None:
         self._app = app
-        self._keys = [key.encode() for key in options.api_keys]
+        self._keys = keys
         self._most = options.max_body_bytes
         self._most_audio = options.max_audio_bytes
         self._policy = OriginPolicy(options.allow_hosts, options.allow_origins)
@@ -344,10 +375,11 @@ class AccessControl:
             await self._app(scope, receive, send)
             return
         headers = {key.lower(): value for key, value in scope.get("headers", [])}
+        record_of(scope).key = key = self._key(headers)
         if refused := self._refused(scope, headers):
             await self._refuse(*refused, scope, receive, send)
             return
-        if self._keys and scope["path"] not in PUBLIC and not self._known(headers):
+        if self._keys and scope["path"] not in PUBLIC and key is None:
             await self._refuse(
                 401, "this server needs a key: Authorization: Bearer KEY", scope, receive, send
             )
@@ -373,13 +405,12 @@ class AccessControl:
             reason = self._policy.refuses_origin(method, headers)
         return (403, reason) if reason else None
 
-    def _known(self, headers: dict[bytes, bytes]) -> bool:
-        """Tell whether a key is right; the time it takes does not tell how much of it is."""
+    def _key(self, headers: dict[bytes, bytes]) -> ApiKey | None:
+        """Return the key of a request, None without one."""
         bearer = headers.get(b"authorization", b"")
         scheme, _, token = bearer.partition(b" ")
         given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        known = [hmac.compare_digest(given, key) for key in self._keys]  # all: none ends it early
-        return any(known)
+        return self._keys.find(given)
 
     async def _refuse(
         self, status: int, message: str, scope: Scope, receive: Receive, send: Send
@@ -392,10 +423,27 @@ class AccessControl:
             status, "invalid_request_error"
         )
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        response = error_response(
-            scope["path"], status, message, kind, code=status, headers=headers
-        )
+        response = error_response(scope, status, message, kind, code=status, headers=headers)
         await response(scope, receive, send)
+
+
+class MetricsPort:
+    """Answers /metrics at a port of its own, and nothing else there."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        here = (scope.get("server") or ("", None))[1] == self._port
+        if scope["type"] == "http" and here != (scope["path"] == "/metrics"):
+            told = "only /metrics is here" if here else f"/metrics is at port {self._port}"
+            await error_response(scope, 404, told, "not_found_error")(scope, receive, send)
+        elif scope["type"] == "websocket" and here:
+            await send({"type": "websocket.close"})
+        else:
+            await self._app(scope, receive, send)
 
 
 def _bounded(receive: Receive, most: int) -> Receive:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from specrt.errors import RequestError, did_you_mean
-from specrt.params import BEAMS, Gamma, SamplingParams, without_beams
+from specrt.params import BEAMS, GenerateOptions, SamplingParams, without_beams
 from specrt.text.message_forms import REASONING, object_of
 
 MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
@@ -51,11 +51,11 @@ _PASSED_ON = (
 class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
 
-    include_usage: bool = False
-    """A last chunk without choices has the usage."""
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    """A last chunk without choices has the usage; that of the others is null."""
+    continuous_usage_stats: bool | None = None
     """Every chunk has the usage so far."""
-    include_speculation: bool = False
+    include_speculation: bool | None = None
     """Every chunk tells what was drafted of its text."""
 
 
@@ -76,7 +76,7 @@ class Body(OpenModel):
     """What all routes of completions, chats and other conversations take."""
 
     model: str | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -91,6 +91,8 @@ class Body(OpenModel):
     """Tokens to draft each round; 0 decodes plainly."""
     drafter: str | None = None
     verifier: str | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    """Requests start from prefixes of those with the same one alone."""
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Fields that would change the answer, each with what to do about it."""
@@ -174,10 +176,11 @@ class SamplingBody(Body):
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    @property
-    def draft_options(self) -> dict[str, Gamma | str | None]:
-        """How it is drafted, as `GenerateOptions` has it."""
-        return {"gamma": self.gamma, "drafter": self.drafter}
+    def options(self, salt: str) -> GenerateOptions:
+        """Return how it is drafted, and with whose requests it shares what is left of them."""
+        return {
+            "gamma": self.gamma, "drafter": self.drafter, "cache_salt": salt, "memory_key": salt,
+        }  # fmt: skip
 
     def params(self, most_tokens: int | None, context: int, **more: Any) -> SamplingParams:
         """Return the sampling parameters; without `most_tokens` the context is the limit.
@@ -271,6 +274,7 @@ Prompts = (
     str
     | Ids
     | Annotated[list[str | Ids], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+    | None
 )
 
 
@@ -280,7 +284,7 @@ class CompletionBody(SamplingBody):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: bool = False
+    echo: bool | None = None
 
     @field_validator("prompt", mode="wrap")
     @classmethod
@@ -293,8 +297,10 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one or several."""
+        """The prompts, one or several; none where it is null."""
         given: Any = self.prompt
+        if given is None:
+            return []
         if isinstance(given, str) or isinstance(given[0], int):
             return [given]
         return list(given)
@@ -390,8 +396,8 @@ class TokenizeBody(BaseModel):
     messages: Messages[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
-    with_pieces: bool = False
-    """Each token with its text, as llama.cpp tells it."""
+    with_pieces: bool | None = None
+    """Each token with its text, or with its bytes where they are no text, as llama.cpp does it."""
 
 
 class DetokenizeBody(BaseModel):

@@ -15,13 +15,15 @@ from starlette.responses import Response
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.generator import Prompt, refuse_sources
-from specrt.sampling.distribution import LEAST, Entry
+from specrt.sampling.distribution import LEAST, Entry, Logprob
 from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
+from specrt.serve.request_log import record_of
 from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
 from specrt.serve.tool_calls import CallPiece, ToolCall
 from specrt.serve.tools import ToolUse, call_parts, tool_use
+from specrt.text.detokenizer import Detokenizer
 
 
 def usage_of(answers: ServedCompletions) -> dict[str, Any]:
@@ -46,6 +48,8 @@ class AnswerFormat:
     """The same in a stream."""
     prefix: str
     """Of ids."""
+    byte_mark: str
+    """Before the bytes of a token that is no text."""
 
     def __init__(
         self, service: Service, answers: ServedCompletions, options: StreamOptions | None
@@ -79,8 +83,6 @@ class AnswerFormat:
         painted = [answers.spans(i) for i in range(count if options.include_speculation else 0)]
         async for update in answers.updates():
             extra: dict[str, Any] = {}
-            if options.continuous_usage_stats:
-                extra["usage"] = usage_of(answers)
             if painted:
                 extra["speculation"] = speculation_of(update, painted[update.number])
             for choice in self.deltas(update.number, update.chunk):
@@ -119,43 +121,44 @@ class AnswerFormat:
         }
 
     def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
+        if self._options.continuous_usage_stats:
+            extra.setdefault("usage", usage_of(self._answers))
+        elif self._options.include_usage:
+            extra.setdefault("usage", None)
         return as_event({**self._head(self.chunk_kind), "choices": choices, **extra})
 
-    def _ranks(self, entry: Entry) -> list[dict[str, Any]]:
-        """Return the tokens of an entry as OpenAI has them, that of the text first."""
-        bytes_of = self._service.generator.tokenizer.bytes_of
-        return [
-            {
-                "token": one.decoded_token,
-                "logprob": max(one.logprob, LEAST),
-                "bytes": list(bytes_of(token)),
-            }
-            for token, one in entry.items()
-        ]
+    def _name(self, token: int) -> str:
+        """Return a token's text, a control token's name, or the bytes of what is no text."""
+        tokenizer = self._service.generator.tokenizer
+        text = tokenizer.text_of(token)
+        if text is not None:
+            return text or tokenizer.control_name(token)
+        return self.byte_mark + "".join(f"\\x{byte:02x}" for byte in tokenizer.bytes_of(token))
 
 
 class TextFormat(AnswerFormat):
     """The objects of /v1/completions."""
 
     kind = chunk_kind = "text_completion"
-    prefix = "cmpl"
+    prefix, byte_mark = "cmpl", "bytes:"
 
     def __init__(self, service: Service, answers: ServedCompletions, body: CompletionBody) -> None:
         super().__init__(service, answers, body.stream_options)
         self._echo = body.echo
-        self._only_prompt = body.echo and body.max_tokens == 0
-        self._offsets = [0] * len(answers.completions)
+        count, tokenizer = len(answers.completions), service.generator.tokenizer
+        self._offsets = [
+            TextOffsets(tokenizer.detokenizer() if self._echo else answers.detokenizer(index))
+            for index in range(count)
+        ]
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         """Return a whole choice, behind its prompt where that is echoed."""
-        before = self._echoed(index)
-        text = before if self._only_prompt else before + completion.text
-        entries: Sequence[Entry | None] | None = [] if self._only_prompt else completion.logprobs
-        if completion.logprobs is not None and self._echo:
-            entries = [*(completion.prompt_logprobs or []), *(entries or [])]
+        text = self._echoed(index) + completion.text
+        entries: Sequence[Entry | None] | None = completion.logprobs
+        if entries is not None and self._echo:
+            entries = [*(completion.prompt_logprobs or []), *entries]
         logprobs = None if entries is None else self._logprobs(index, entries)
-        reason = "length" if self._only_prompt else completion.finish_reason
-        return self._choice(index, text, logprobs, reason, completion.stop_reason)
+        return self._choice(index, text, logprobs, completion.finish_reason, completion.stop_reason)
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the prompt where it is echoed."""
@@ -163,7 +166,7 @@ class TextFormat(AnswerFormat):
 
     def deltas(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
         """Return the text of a chunk."""
-        if self._only_prompt or not (chunk.text or chunk.token_ids):
+        if not (chunk.text or chunk.token_ids):
             return []
         known = chunk.logprobs
         logprobs = None if known is None else self._logprobs(index, known)
@@ -192,31 +195,50 @@ class TextFormat(AnswerFormat):
 
     def _logprobs(self, index: int, entries: Sequence[Entry | None]) -> dict[str, Any]:
         """Return log-probabilities in lists side by side; those of a first token are unknown."""
-        tokens, own, top, offsets = [], [], [], []
-        for number, entry in enumerate(entries):
-            ranks = [] if entry is None else self._ranks(entry)
-            if entry is None:
-                piece = self._service.generator.tokenizer.piece
-                tokens.append(piece(self._answers.prompt(index)[number]))
-            else:
-                tokens.append(ranks[0]["token"])
-            own.append(ranks[0]["logprob"] if ranks else None)
-            top.append({r["token"]: r["logprob"] for r in ranks} if ranks else None)
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(tokens[-1])
+        prompt = self._answers.prompt(index)
+        drawn = [
+            prompt[number] if entry is None else next(iter(entry))
+            for number, entry in enumerate(entries)
+        ]
+        top = [None if entry is None else self._by_name(entry) for entry in entries]
         return {
-            "tokens": tokens,
-            "token_logprobs": own,
+            "tokens": [*map(self._name, drawn)],
+            "token_logprobs": [None if one is None else next(iter(one.values())) for one in top],
             "top_logprobs": top,
-            "text_offset": offsets,
+            "text_offset": [*map(self._offsets[index].of, drawn)],
         }
+
+    def _by_name(self, entry: Entry) -> dict[str, float]:
+        """Return the log-probabilities of an entry; of two tokens of one name the later has its id.
+
+        The token of the text is the first.
+        """
+        named: dict[str, float] = {}
+        for token, one in entry.items():
+            name = self._name(token)
+            named[f"token_id:{token}" if name in named else name] = max(one.logprob, LEAST)
+        return named
+
+
+class TextOffsets:
+    """Where the tokens of a text begin in it; parts of a character begin where that does."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+        self._length = 0
+
+    def of(self, token: int) -> int:
+        """Return the offset of the next token."""
+        offset = self._length
+        self._length += len(self._detokenizer.push([token]))
+        return offset
 
 
 class ChatFormat(AnswerFormat):
     """The objects of /v1/chat/completions."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
-    prefix = "chatcmpl"
+    prefix, byte_mark = "chatcmpl", ""
 
     def __init__(
         self, service: Service, answers: ServedCompletions, body: ChatBody, use: ToolUse
@@ -293,11 +315,16 @@ class ChatFormat(AnswerFormat):
     def _logprobs(self, entries: Sequence[Entry]) -> dict[str, Any]:
         content = []
         for entry in entries:
-            ranks = self._ranks(entry)
-            ranked = sorted(zip(entry.values(), ranks, strict=True), key=lambda pair: pair[0].rank)
-            top = [rank for one, rank in ranked if one.rank <= self._top]
-            content.append({**ranks[0], "top_logprobs": top})
+            told = {token: self._told(token, one) for token, one in entry.items()}
+            ranked = sorted(told, key=lambda token: entry[token].rank)
+            top = [told[token] for token in ranked if entry[token].rank <= self._top]
+            content.append({**next(iter(told.values())), "top_logprobs": top})
         return {"content": content, "refusal": None}
+
+    def _told(self, token: int, logprob: Logprob) -> dict[str, Any]:
+        data = self._service.generator.tokenizer.bytes_of(token)
+        value = max(logprob.logprob, LEAST)
+        return {"token": self._name(token), "logprob": value, "bytes": list(data)}
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -308,7 +335,7 @@ def completion_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionBody, request: HttpRequest) -> Response:
         """Complete a text, or several."""
         service.check(body)
-        prompts: list[Prompt] = [*body.prompts]
+        prompts: list[Prompt] = [*body.prompts] or [service.document_start()]
         if len(prompts) * (body.n or 1) > MOST_CHOICES:
             raise RequestError(
                 f"{len(prompts)} prompts with n {body.n or 1} were given; expected up to "
@@ -320,7 +347,7 @@ def completion_routes(service: Service) -> APIRouter:
             refuse_sources(service.generator.models, "no text begins with it; leave echo out")
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; expected 1 or more, or echo")
-        ranked = body.logprobs
+        ranked, record = body.logprobs, record_of(request.scope)
         params = await to_thread(
             body.params,
             None if body.max_tokens is None else max(1, body.max_tokens),
@@ -328,7 +355,13 @@ def completion_routes(service: Service) -> APIRouter:
             logprobs=ranked,
             prompt_logprobs=ranked if body.echo else None,
         )
-        answers = await service.begin(prompts, params, **body.draft_options)
+        answers = await service.begin(
+            prompts,
+            params,
+            record,
+            only_prompts=body.max_tokens == 0,
+            **body.options(record.cache_salt(body.cache_salt)),
+        )
         form = TextFormat(service, answers, body)
         return await answer(request, answers, form, stream=body.stream)
 
@@ -338,7 +371,7 @@ def completion_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check(body)
         use = tool_use(body)
-        answers = await service.begin_chat(body, use)
+        answers = await service.begin_chat(body, use, record_of(request.scope))
         form = ChatFormat(service, answers, body, use)
         return await answer(request, answers, form, stream=body.stream)
 

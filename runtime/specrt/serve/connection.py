@@ -285,7 +285,7 @@ def _refusal(status: int, message: str, path: str = "") -> bytes:
     """Return an answer that ends its connection."""
     kind = "service_unavailable" if status == 503 else "invalid_request_error"
     headers = {"connection": "close"} | ({"retry-after": "1"} if status == 503 else {})
-    response = error_response(path, status, message, kind, code=status, headers=headers)
+    response = error_response({"path": path}, status, message, kind, code=status, headers=headers)
     lines = [b"%b: %b\r\n" % header for header in response.raw_headers]
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
     return b"".join([head, *lines, b"\r\n", bytes(response.body)])

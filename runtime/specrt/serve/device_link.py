@@ -11,6 +11,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from specrt.remote.frames import Close, FrameError, ProposalFrame, close_reason, pack_message
+from specrt.serve.request_log import RequestRecord
 
 _QUEUED = 8
 """Frames of a device that are read before the first of them is answered."""
@@ -27,8 +28,11 @@ class LinkEndedError(Exception):
 class DeviceLink:
     """One WebSocket, which is read all the time: so a device that is gone is noticed at once."""
 
-    def __init__(self, websocket: WebSocket, *, idle_s: float, text_bytes: int) -> None:
+    def __init__(
+        self, websocket: WebSocket, record: RequestRecord, *, idle_s: float, text_bytes: int
+    ) -> None:
         """Frames must come within `idle_s`, text ones of up to `text_bytes`."""
+        self.record = record
         self._websocket = websocket
         self._idle_s = idle_s
         self._text_bytes = text_bytes

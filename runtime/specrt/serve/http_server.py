@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from socket import socket
 from time import monotonic
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from specrt.errors import RequestError
 from specrt.serve.connection import ConnectionLimits, HttpConnection, LinkConnection
 
 log = logging.getLogger("specrt.serve")
@@ -38,15 +40,14 @@ class HttpServer(uvicorn.Server):
         drain_s: float,
         shutdown_delay_s: float = 0.0,
         limits: ConnectionLimits | None = None,
-        log_requests: bool = False,
     ) -> None:
         service = application.state.service
         own = {"limits": limits or ConnectionLimits(), "on_refusal": service.metrics.refuse}
         config = uvicorn.Config(
             application,
             http=type("Http", (HttpConnection,), own),
-            log_level="info" if log_requests else "warning",
-            access_log=log_requests,
+            log_level="warning",
+            access_log=False,
             ws=type("Link", (LinkConnection,), own),
             ws_max_size=1 << 20,
             ws_per_message_deflate=False,  # ids do not shrink
@@ -54,6 +55,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._admission = service.admission
+        self._keys = application.state.keys
         self._on_ready = on_ready
         self._drain_s = drain_s
         self._shutdown_delay_s = shutdown_delay_s
@@ -63,7 +65,18 @@ class HttpServer(uvicorn.Server):
         """Start to listen."""
         await super().startup(sockets)
         self._sweeping = asyncio.create_task(self._sweep())
+        if self._keys.file is not None and hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._read_keys)
         self._on_ready()
+
+    def _read_keys(self) -> None:
+        """Read the keys again; those of before stay where the file cannot be used."""
+        try:
+            self._keys.read()
+        except RequestError as error:
+            log.error("the keys stay as they were: %s", error)
+        else:
+            log.warning("the keys were read again: %d clients have one", len(self._keys))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end at a first signal; at a second one cut what runs."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
 from specrt.serve.bodies import MOST_STOPS, Items, Messages
+from specrt.serve.request_log import record_of
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
@@ -32,9 +33,9 @@ _UNREAD = ("thinking", "redacted_thinking")
 
 
 class ConversationMessage(BaseModel):
-    """A turn of the user, or of the model."""
+    """A turn of the user or of the model, or what the operator says between them."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Blocks
 
 
@@ -60,7 +61,11 @@ class CountBody(ConvertedBody):
         if self.system is not None:
             messages.append({"role": "system", "content": _text_of(self.system, "system")})
         for number, message in enumerate(self.messages):
-            messages += _turn(message, f"messages[{number}]")
+            turns = _turn(message, f"messages[{number}]")
+            if message.role == "system" and messages and messages[-1]["role"] == "system":
+                messages[-1]["content"] += f"\n\n{turns[0]['content']}"  # one, as templates have it
+            else:
+                messages += turns
         if messages[-1]["role"] == "assistant":
             raise RequestError(
                 "messages end with one of the assistant, and an answer that was begun is not "
@@ -222,7 +227,8 @@ class MessagesAnswer(BlockAnswer):
 
     def failure(self, reason: str) -> Event:
         """Return the event of an answer that failed."""
-        return "error", {"error": {"type": "api_error", "message": reason}}
+        error = {"type": "api_error", "message": reason}
+        return "error", {"error": error, "request_id": self._answers.record.id}
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole message."""
@@ -322,7 +328,7 @@ def messages_routes(service: Service) -> APIRouter:
         service.check(body)
         chat = body.chat()
         use = tool_use(chat)
-        answers = await service.begin_chat(chat, use)
+        answers = await service.begin_chat(chat, use, record_of(request.scope))
         form = MessagesAnswer(service, body, answers, use)
         return await answer(request, answers, form, stream=body.stream)
 

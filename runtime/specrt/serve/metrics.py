@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from specrt.completion import Completion
 from specrt.serve.admission import Admission
+from specrt.serve.api_keys import KEY_COUNTERS, ApiKey
 from specrt.speculation.round import Round
 
 PREFIXES = {"vllm": "vllm:"}
@@ -26,7 +27,9 @@ COUNTERS = {
     "generation_tokens": "Tokens generated.",
     "spec_decode_num_drafts": "Rounds in which tokens were drafted.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_evaluated_tokens": "Drafted tokens up to each round's first rejection.",
     "spec_decode_num_accepted_tokens": "Drafted tokens accepted.",
+    "spec_decode_num_emitted_tokens": "Tokens that rounds delivered: all but each text's first.",
     "spec_decode_fallbacks": "Completions that went on without their drafter.",
     "verify_rounds": "Rounds of devices' sessions in which tokens were drafted.",
     "verify_draft_tokens": "Tokens that devices drafted.",
@@ -90,6 +93,8 @@ class ServerMetrics:
         self._prompts_held = prompts_held
         self.devices: DeviceSessions | None = None
         """Those that draft for this target, where they may."""
+        self.keys: Iterable[ApiKey] = ()
+        """Of clients, where a key is needed."""
         self._count = {name: self._counter(name, text) for name, text in COUNTERS.items()}
         self._count_by = {
             name: self._family(Counter, name, text, label)
@@ -113,14 +118,19 @@ class ServerMetrics:
     def collect(self) -> Iterable[Metric]:
         """Read the gauges as they are now."""
         admission, devices = self._admission, self.devices
-        live = [stream.completion for stream in [*admission.live]]
         of_devices = devices.running if devices is not None else ()
         waiting = admission.waiting + (devices.waiting if devices is not None else 0)
-        running = [*(c for c in live if c.timings.taken_ns is not None), *of_devices]
-        held = sum(len(c.token_ids) + self._prompts_held * c.prompt_tokens for c in running)
+        running = [*(s.completion for s in [*admission.live] if s.has_row), *of_devices]
+        # The last token of a text is in no buffer, and a full one has one token more.
+        lengths = (len(c.token_ids) + self._prompts_held * c.prompt_tokens for c in running)
+        held = sum(max(0, length - 1) for length in lengths)
         values = {
             "num_requests_running": ("Completions that have a row.", len(running)),
             "num_requests_waiting": ("Completions that wait for a row.", waiting),
+            "num_requests_paused": (
+                "Completions whose client does not read, and that gave their row away.",
+                admission.paused,
+            ),
             "kv_cache_usage_perc": (
                 "Share of the KV positions of all rows that running completions use, 0 to 1.",
                 held / self._kv_positions,
@@ -133,6 +143,12 @@ class ServerMetrics:
             family = GaugeMetricFamily(self._begin + name, text, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family
+        keys = [*self.keys]
+        for name, text in KEY_COUNTERS.items() if keys else ():
+            counter = CounterMetricFamily(self._begin + name, text, labels=["model_name", "key"])
+            for key in keys:
+                counter.add_metric([self._model, key.name], key.counts[name])
+            yield counter
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
@@ -157,9 +173,11 @@ class ServerMetrics:
         for _ in range(emitted):
             self._times["inter_token_latency_seconds"].observe(seconds / emitted)
         self._count_by["spec_decode_gamma"].labels(self._model, round_.drafted).inc()
+        self._count["spec_decode_num_emitted_tokens"].inc(emitted)
         if round_.drafted:
             self._count["spec_decode_num_drafts"].inc()
             self._count["spec_decode_num_draft_tokens"].inc(round_.drafted)
+            self._count["spec_decode_num_evaluated_tokens"].inc(round_.evaluated)
             self._count["spec_decode_num_accepted_tokens"].inc(round_.accepted)
             for position in range(round_.accepted):
                 self._count_by["spec_decode_num_accepted_tokens_per_pos"].labels(

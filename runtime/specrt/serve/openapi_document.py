@@ -14,8 +14,9 @@ _TEXT: dict[str, Any] = {"type": "string"}
 _OPENAI: dict[str, Any] = {
     "title": "Error",
     "type": "object",
-    "required": ["error"],
+    "required": ["error", "request_id"],
     "properties": {
+        "request_id": _TEXT,
         "error": {
             "type": "object",
             "required": ["message", "type", "param", "code"],
@@ -25,15 +26,16 @@ _OPENAI: dict[str, Any] = {
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "integer", "null"]},
             },
-        }
+        },
     },
 }
 _ANTHROPIC: dict[str, Any] = {
     "title": "MessagesError",
     "type": "object",
-    "required": ["type", "error"],
+    "required": ["type", "error", "request_id"],
     "properties": {
         "type": {"const": "error"},
+        "request_id": _TEXT,
         "error": {
             "type": "object",
             "required": ["type", "message"],
@@ -49,7 +51,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"description": "There is no such model or path."},
     405: {"description": "The path takes another method."},
     413: {"description": "The body is too large."},
-    429: {"description": "The queue is full; Retry-After says when to come back."},
+    429: {"description": "The queue is full, or the key has used what it may; see Retry-After."},
     500: {"description": "The server or its engine failed."},
     503: {"description": "The server is shutting down."},
 }

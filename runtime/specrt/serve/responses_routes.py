@@ -15,6 +15,7 @@ from starlette.responses import Response
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
 from specrt.serve.bodies import Items, Messages
+from specrt.serve.request_log import record_of
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
@@ -88,8 +89,8 @@ class ResponsesBody(ConvertedBody):
         if not messages:
             raise RequestError("input has no messages; expected a text, or items")
         choice = self.tool_choice
-        if isinstance(choice, Mapping) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        if isinstance(choice, Mapping):
+            choice = _choice(choice)
         return {
             "messages": messages,
             "max_completion_tokens": self.max_output_tokens,
@@ -98,6 +99,17 @@ class ResponsesBody(ConvertedBody):
             "tool_choice": choice,
             "parallel_tool_calls": self.parallel_tool_calls,
         }
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice of tools as the chat route has it."""
+    kind, tools = choice.get("type"), choice.get("tools")
+    if kind == "function":
+        return {"type": kind, "function": {"name": choice.get("name")}}
+    if kind == "allowed_tools" and isinstance(tools, list):
+        chosen = [_tool(tool) if isinstance(tool, Mapping) else tool for tool in tools]
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": chosen}}
+    return {**choice}
 
 
 def _said(role: str, content: Any) -> dict[str, Any]:
@@ -357,7 +369,7 @@ def responses_routes(service: Service) -> APIRouter:
         service.check(body)
         chat = body.chat()
         use = tool_use(chat)
-        answers = await service.begin_chat(chat, use)
+        answers = await service.begin_chat(chat, use, record_of(request.scope))
         form = ResponsesAnswer(service, body, answers, use)
         return await answer(request, answers, form, stream=body.stream)
 

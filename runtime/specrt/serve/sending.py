@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from specrt.errors import RequestError, first_line, reason_of
 from specrt.serve.admission import ShutDownError
 from specrt.serve.large_bodies import BodyField, read_body
+from specrt.serve.request_log import record_of
 from specrt.serve.service import ServedCompletions
 
 T = TypeVar("T")
@@ -51,22 +52,26 @@ _ANTHROPIC_KINDS = {
 
 
 def error_body(
-    message: str, kind: str, param: str | None = None, code: str | int | None = None
-) -> dict[str, Any]:
+    request_id: str, message: str, kind: str, param: str | None = None,
+    code: str | int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return an error as OpenAI's clients read it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"error": error, "request_id": request_id}
 
 
 def error_response(
-    path: str, status: int, message: str, kind: str = "invalid_request_error", *,
+    scope: Scope, status: int, message: str, kind: str = "invalid_request_error", *,
     param: str | None = None, code: str | int | None = None, headers: dict[str, str] | None = None,
 ) -> JSONResponse:  # fmt: skip
-    """Return the response of an error, as the clients of a path read it."""
+    """Return the response of an error, as the clients of its path read it."""
+    path, request_id = scope["path"], record_of(scope).id
     if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
         kind = _ANTHROPIC_KINDS.get(status, "invalid_request_error")
-        body = {"type": "error", "error": {"type": kind, "message": message}}
+        error = {"type": kind, "message": message}
+        body = {"type": "error", "error": error, "request_id": request_id}
     else:
-        body = error_body(message, kind, param, code)
+        body = error_body(request_id, message, kind, param, code)
     return JsonBody(body, status, headers)
 
 
@@ -81,7 +86,7 @@ class WholeOrStream(Protocol):
 
 
 async def answer(
-    request: HttpRequest, answers: ServedCompletions, form: WholeOrStream, *, stream: bool
+    request: HttpRequest, answers: ServedCompletions, form: WholeOrStream, *, stream: bool | None
 ) -> Response:
     """Return the answer, whole or as a stream of events."""
     if stream:
@@ -111,11 +116,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         try:
-            await _unless_gone(receive, self._send(send))
+            await _unless_gone(receive, self._send(record_of(scope).id, send))
         finally:
             await self._close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, request_id: str, send: Send) -> None:
         with suppress(OSError):  # the client is gone
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
@@ -126,7 +131,7 @@ class EventStream(Response):
             except Exception as error:
                 ended = isinstance(error, ShutDownError)
                 kind, code = ("service_unavailable", 503) if ended else ("server_error", 500)
-                body = error_body(reason_of(error), kind, code=code)
+                body = error_body(request_id, reason_of(error), kind, code=code)
                 await send(
                     {"type": "http.response.body", "body": as_event(body), "more_body": True}
                 )

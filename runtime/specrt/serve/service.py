@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specrt.aio import AsyncStream
-from specrt.completion import Chunk, Completion
+from specrt.completion import Chunk, Completion, SpeculationStats
 from specrt.errors import CapacityError, RequestError
 from specrt.generator import Generator, Prompt, prompt_limit, prompt_tokens, refuse_sources
-from specrt.params import SamplingParams
+from specrt.params import GenerateOptions, SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
+from specrt.serve.request_log import RequestRecord
 from specrt.serve.tool_calls import begins_reasoning
 from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
 from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
-from specrt.text.detokenizer import DraftedSpans
+from specrt.text.detokenizer import Detokenizer, DraftedSpans
 from specrt.text.traced_text import ChatPrompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger("specrt.serve")
 
@@ -46,6 +50,8 @@ class Update(NamedTuple):
     chunk: Chunk
     round_: Round | None
     """What the chunk is of; None for the first one, and for what is left at the end."""
+    counts: SpeculationStats
+    """Of the completion so far."""
 
 
 class Service:
@@ -62,9 +68,12 @@ class Service:
         max_queue: int = 64,
         metrics_prefix: str = "specrt",
         speech: WhisperConfig | None = None,
+        aliases: Sequence[str] = (),
     ) -> None:
         self.generator = generator
         self.name = name
+        self.names = tuple(dict.fromkeys((name, *aliases)))
+        """By which requests may call the model."""
         self.template = template
         self.fingerprint = fingerprint
         self.backend = backend
@@ -97,14 +106,14 @@ class Service:
 
         Raises: UnknownModelError.
         """
-        if model and model != self.name:
+        if model and model not in self.names:
             raise UnknownModelError(f"the model {model!r} is not here; this is {self.name!r}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of /v1/models, and what speculation there is."""
+    def to_json(self, name: str) -> dict[str, Any]:
+        """Return the object of /v1/models under one of its names, and what speculation there is."""
         models = self.generator.models
         return {
-            "id": self.name,
+            "id": name,
             "object": "model",
             "created": self.created,
             "owned_by": "specrt",
@@ -130,6 +139,20 @@ class Service:
         self._require_room(text)
         return self.generator.tokenizer.encode(text, special=special)
 
+    def document_start(self) -> list[int]:
+        """Return the prompt of a request that has none: what a document begins with.
+
+        Raises: RequestError where no token is known to begin one.
+        """
+        refuse_sources(self.generator.models, "give a prompt")
+        begin = self.generator.tokenizer.bos_token_id
+        known = [begin] if begin is not None else [*self.generator.eos_token_ids]
+        if not known:
+            raise RequestError(
+                "prompt is null, and this model has no token to begin a text with; give a prompt"
+            )
+        return known[:1]
+
     def _require_room(self, text: str) -> None:
         fewest = max(self.generator.tokenizer.fewest(text), len(text) // _WORD)
         if fewest > self.prompt_limit:
@@ -139,21 +162,45 @@ class Service:
             )
 
     async def begin(
-        self, prompts: Sequence[Prompt], params: SamplingParams, **options: Any
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        record: RequestRecord,
+        *,
+        only_prompts: bool = False,
+        **options: Unpack[GenerateOptions],
     ) -> ServedCompletions:
         """Admit a request, and return its completions: `params.n` of each prompt, in order.
 
+        With `only_prompts` they are empty: the prompts are read, and what comes is left out.
         Raises: OverloadError, RequestError, CapacityError before any work.
         """
         with ExitStack() as admitted:
-            places = admitted.enter_context(self.admission.admit(len(prompts) * params.n))
+            places = admitted.enter_context(self.admit(len(prompts) * params.n, record))
             began = monotonic()
             ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
             if self.admission.ended:
                 raise ShutDownError
-            return ServedCompletions(self, ids, streams, places, admitted.pop_all(), began)
+            return ServedCompletions(
+                self, ids, streams, places, admitted.pop_all(), began, record,
+                only_prompts=only_prompts,
+            )  # fmt: skip
 
-    async def begin_chat(self, body: ChatBody, use: ToolUse) -> ServedCompletions:
+    @contextmanager
+    def admit(self, count: int, record: RequestRecord) -> Iterator[Places]:
+        """Hold the places of so many completions, here and of the request's key.
+
+        Raises: OverloadError, RequestError; see `Admission` and `ApiKey`.
+        """
+        with ExitStack() as admitted:
+            places = admitted.enter_context(self.admission.admit(count))
+            if record.key is not None:
+                admitted.enter_context(record.key.admit(count))
+            yield places
+
+    async def begin_chat(
+        self, body: ChatBody, use: ToolUse, record: RequestRecord
+    ) -> ServedCompletions:
         """Admit a conversation; see `begin`.
 
         Raises: RequestError where both a call is forced and the text is constrained, too.
@@ -169,7 +216,8 @@ class Service:
             more["json_schema"] = forced
         params = await asyncio.to_thread(body.params, body.most_tokens, self.context, **more)
         prompt = await asyncio.to_thread(self.render, body.messages, use.described)
-        answers = await self.begin([prompt], params, **body.draft_options)
+        options = body.options(record.cache_salt(body.cache_salt))
+        answers = await self.begin([prompt], params, record, **options)
         answers.read_calls(use, reasoning=begins_reasoning(prompt))
         return answers
 
@@ -192,7 +240,7 @@ class Service:
         return self.template.render([message.plain() for message in messages], tools=tools)
 
     def _streams(
-        self, prompts: Sequence[Prompt], params: SamplingParams, options: dict[str, Any]
+        self, prompts: Sequence[Prompt], params: SamplingParams, options: GenerateOptions
     ) -> tuple[list[list[int]], list[AsyncStream]]:
         generator = self.generator
         if generator.models.features is not None:
@@ -219,6 +267,9 @@ class ServedCompletions:
         places: Places,
         admitted: ExitStack,
         began: float,
+        record: RequestRecord,
+        *,
+        only_prompts: bool = False,
     ) -> None:
         self.prompts = prompts
         """Their tokens."""
@@ -228,6 +279,9 @@ class ServedCompletions:
         self._places = places
         self._admitted = admitted
         self._began = began
+        self.record = record
+        self._only_prompts = only_prompts
+        self._use(prompt=sum(map(len, prompts)))
         self._open = set(streams)
         self.reasoning = False
         """Whether the prompt of a conversation ends where reasoning begins."""
@@ -296,12 +350,16 @@ class ServedCompletions:
         """Return the tokens of the prompt of a completion."""
         return self.prompts[index * len(self.prompts) // len(self.completions)]
 
-    def spans(self, index: int) -> DraftedSpans:
-        """Return what tells which text of a completion was drafted."""
+    def detokenizer(self, index: int) -> Detokenizer:
+        """Return what turns the tokens of a completion into its text."""
         generator = self._service.generator
         sources = generator.models.conditioned is not None
         before = generator.models.decoder_start if sources else self.prompt(index)
-        return DraftedSpans(generator.tokenizer.detokenizer(before))
+        return generator.tokenizer.detokenizer(before)
+
+    def spans(self, index: int) -> DraftedSpans:
+        """Return what tells which text of a completion was drafted."""
+        return DraftedSpans(self.detokenizer(index))
 
     async def _follow(self, index: int) -> AsyncIterator[Update]:
         stream, metrics = self._streams[index], self._service.metrics
@@ -317,14 +375,34 @@ class ServedCompletions:
                     seconds = (arrivals[number][0] - arrivals[number - 1][0]) / 1e9
                     metrics.round(round_, seconds, len(chunk.token_ids))
                 number += 1
-            yield Update(index, chunk, round_)
+                self._use(generated=len(chunk.token_ids))
+            if not self._only_prompts:
+                yield Update(index, chunk, round_, completion.speculation)
         self._ended(stream)
         if stream in self._service.admission.cut:
             raise ShutDownError
+
+    def _use(self, **tokens: int) -> None:
+        """Count tokens that the key of the request has used."""
+        if self.record.key is not None:
+            self.record.key.use(**tokens)
 
     def _ended(self, stream: AsyncStream) -> None:
         if stream in self._open:
             self._open.discard(stream)
             self._places.give_back()
             self._service.admission.live.discard(stream)
+            if self._only_prompts:
+                _drop_text(stream.completion)
             self._service.metrics.end(stream.completion, monotonic() - self._began)
+            self.record.end(stream.completion)
+
+
+def _drop_text(completion: Completion) -> None:
+    """Leave a completion as one that ended behind its prompt."""
+    completion.text, completion.stop_reason = "", None
+    completion.token_ids.clear()
+    if completion.logprobs is not None:
+        completion.logprobs.clear()
+    if completion.finish_reason is not None:
+        completion.finish_reason = "length"

@@ -45,12 +45,13 @@ def metrics_of(completions: Sequence[Completion]) -> dict[str, Any]:
 
 
 def speculation_of(update: Update, painted: DraftedSpans) -> dict[str, Any]:
-    """Return what was drafted of a chunk, and which parts of its text that are."""
+    """Return what was drafted of a chunk, which parts of its text that are, and rates so far."""
     chunk, round_ = update.chunk, update.round_
     spans = painted.of(chunk.text, chunk.token_ids, chunk.accepted)
     return {
         "drafted": round_.drafted if round_ else 0,
         "accepted": chunk.accepted,
         "source": round_.source if round_ else "",
+        **update.counts.rates_json(),
         "spans": [{"text": span.text, "accepted": span.drafted} for span in spans],
     }

@@ -80,8 +80,12 @@ def tool_use(body: ChatBody) -> ToolUse:
 
     Raises: RequestError for tools or a choice of another form.
     """
-    tools, choice = body.tools or (), body.tool_choice
+    tools: Sequence[Mapping[str, Any]] = body.tools or ()
+    choice = body.tool_choice
     names = _names(tools)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice, names = _allowed(choice, names)
+        tools = [tool for tool in tools if tool["function"]["name"] in names]
     if choice in (None, "auto"):
         return ToolUse(tools, several=body.parallel_tool_calls is not False, stops=body.stops)
     if choice == "none":
@@ -100,6 +104,25 @@ def tool_use(body: ChatBody) -> ToolUse:
     if name not in names:
         raise RequestError(f"tool_choice names {name!r}{did_you_mean(name, names)}")
     return ToolUse(tools, name)
+
+
+def _allowed(choice: Mapping[str, Any], known: Sequence[str]) -> tuple[str, list[str]]:
+    """Return whether a call must be made, as a choice, and the names that may be called.
+
+    Raises: RequestError for another form, and for a tool that is not there.
+    """
+    given = choice.get("allowed_tools")
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, Mapping) else ("", 0)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise RequestError(
+            f"tool_choice is {json.dumps(choice)[:200]}; expected allowed_tools with a mode, "
+            "'auto' or 'required', and tools"
+        )
+    names = _names([tool if isinstance(tool, Mapping) else {} for tool in tools])
+    for name in names:
+        if name not in known:
+            raise RequestError(f"tool_choice allows {name!r}{did_you_mean(name, known)}")
+    return mode, names
 
 
 def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:

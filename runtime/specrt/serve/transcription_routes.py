@@ -19,6 +19,7 @@ from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, GenerateOptions
 from specrt.serve.admission import Places, ShutDownError
 from specrt.serve.form_data import FormField, parse_form
+from specrt.serve.request_log import RequestRecord, record_of
 from specrt.serve.sending import JsonBody, unless_gone
 from specrt.serve.service import ServedCompletions, Service
 from specrt.speech.subtitles import srt_text, vtt_text
@@ -183,7 +184,7 @@ async def respond(service: Service, request: HttpRequest, task: str) -> Response
     form = SpeechForm.of(await to_thread(parse_form, kind, body), task)
     service.require(form.model)
     work = await to_thread(_transcriber, service, config, form)
-    transcribing = _transcribed(service, work, form.drafting)
+    transcribing = _transcribed(service, work, form.drafting, record_of(request.scope))
     done = await unless_gone(request, transcribing)
     return Response(status_code=499) if done is None else _answer(done, form.answer)
 
@@ -200,7 +201,7 @@ def _transcriber(service: Service, config: WhisperConfig, form: SpeechForm) -> T
 
 
 async def _transcribed(
-    service: Service, work: Transcriber, drafting: GenerateOptions
+    service: Service, work: Transcriber, drafting: GenerateOptions, record: RequestRecord
 ) -> Transcription:
     """Decode all windows of a recording, which has one place in the queue.
 
@@ -212,13 +213,16 @@ async def _transcribed(
         request = work.advance(done)
         if request is None:
             return None
-        return service.generator.astream(request.features, request.params, **drafting)
+        return service.generator.astream(request.features, request.params, **options)
 
-    with service.admission.admit(1):
+    options: GenerateOptions = {**drafting, "cache_salt": record.cache_salt()}
+    with service.admit(1, record):
         while (stream := await to_thread(following, done)) is not None:
             if service.admission.ended:
                 raise ShutDownError
-            window = ServedCompletions(service, [[]], [stream], Places(1), ExitStack(), monotonic())
+            window = ServedCompletions(
+                service, [[]], [stream], Places(1), ExitStack(), monotonic(), record
+            )
             try:
                 (done,) = await window.finish()
             finally:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -37,7 +37,9 @@ from specrt.remote.frames import (
     pack_message,
     read_message,
 )
+from specrt.serve.admission import OverloadError
 from specrt.serve.device_link import DeviceLink, LinkEndedError
+from specrt.serve.request_log import RequestRecord, record_of
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round
 
 log = logging.getLogger("specrt.serve")
@@ -110,8 +112,14 @@ class WireDrafter:
 class VerifySession:
     """One text: its request, and the link of its device while there is one."""
 
-    def __init__(self, stream: PacedStream, drafter: WireDrafter) -> None:
+    def __init__(
+        self, stream: PacedStream, drafter: WireDrafter, record: RequestRecord, admitted: ExitStack
+    ) -> None:
         self.token = secrets.token_urlsafe(16)
+        self.record = record
+        self.admitted = admitted
+        """What its key holds for it."""
+        self.ended = False
         self.stream = stream
         self.drafter = drafter
         self.link: DeviceLink | None = None
@@ -121,6 +129,18 @@ class VerifySession:
     def over(self) -> bool:
         """Whether the text has ended."""
         return self.stream.since(len(self.stream.prompt))[1]
+
+    def end(self) -> None:
+        """Give back what its key holds for it, count what it used, and log it; once."""
+        done, key = self.stream.completion, self.record.key
+        with self.admitted:
+            if self.ended:
+                return
+            self.ended = True
+            if key is not None:
+                key.use(prompt=done.prompt_tokens, generated=len(done.token_ids))
+            self.record.end(done)
+            self.record.write()
 
     def answers(self, propose: ProposalFrame) -> bool:
         """Whether a proposal needs an answer: not to decode on behind the end, told in `done`."""
@@ -207,7 +227,9 @@ class VerifyEndpoint:
     async def endpoint(self, websocket: WebSocket) -> None:
         """Serve one WebSocket to its end; what goes wrong in it concerns no other."""
         await websocket.accept()
-        link = DeviceLink(websocket, idle_s=self.limits.idle_s, text_bytes=self.limits.hello_bytes)
+        record = record_of(websocket.scope)
+        limits = self.limits
+        link = DeviceLink(websocket, record, idle_s=limits.idle_s, text_bytes=limits.hello_bytes)
         self._links.add(link)
         try:
             if len(self._links) > self.limits.links:
@@ -301,6 +323,8 @@ class VerifyEndpoint:
     async def _begin(self, link: DeviceLink, message: dict[str, Any]) -> VerifySession:
         if self._draining():
             raise FrameError("the server is shutting down; connect to another one", Close.GONE)
+        if link.record.key is not None and link.record.key.revoked:
+            raise RequestError("the key of this link is no longer one of the server's")
         tokenizer, device = self._generator.tokenizer, message.get("tokenizer_sha256")
         if device != tokenizer.sha256:
             raise FrameError(
@@ -316,20 +340,24 @@ class VerifyEndpoint:
             raise FrameError(
                 f"{len(self)} sessions run, which is the limit here; try again later", Close.FULL
             )
-        drafter = WireDrafter(self._gammas, self._on_round)
+        drafter, record = WireDrafter(self._gammas, self._on_round), link.record.session()
         self._beginning += 1
         try:  # in a thread: a large grammar takes a while to compile
-            stream = await asyncio.to_thread(
-                self._generator.paced,
-                prompt,
-                params,
-                drafter,
-                name=drafter.SOURCE,
-                parse_special=special,
-            )
+            with ExitStack() as admitted:
+                if record.key is not None:
+                    admitted.enter_context(record.key.admit(1))
+                stream = await asyncio.to_thread(
+                    self._generator.paced,
+                    prompt,
+                    params,
+                    drafter,
+                    name=drafter.SOURCE,
+                    parse_special=special,
+                    cache_salt=record.cache_salt(),
+                )
+                session = VerifySession(stream, drafter, record, admitted.pop_all())
         finally:
             self._beginning -= 1
-        session = VerifySession(stream, drafter)
         session.link = link
         self._sessions[session.token] = session
         base = len(stream.prompt)
@@ -365,7 +393,7 @@ class VerifyEndpoint:
     async def _resume(self, link: DeviceLink, token: str, length: int) -> VerifySession:
         """Give a session to another link, and tell it what its device lacks."""
         session = self._sessions.get(token)
-        if session is None:
+        if session is None or session.record.key is not link.record.key:
             raise FrameError(
                 "this session is not here: it ended, or was idle for over "
                 f"{self.limits.idle_s:g} s; begin again",
@@ -439,6 +467,7 @@ class VerifyEndpoint:
                 await link.send(frame)
             base, ids = base + len(tokens), ()
             if over:
+                session.end()
                 return await link.send(self._done(session))
             if base >= end:
                 return None
@@ -460,6 +489,7 @@ class VerifyEndpoint:
         session.link = None
         self._sessions.pop(session.token, None)
         session.stream.drop()
+        session.end()
 
 
 def _finish(session: VerifySession, over: bool) -> Finish:
@@ -506,4 +536,6 @@ def _frames(
 def _code_of(error: SpecrtError) -> int:
     if isinstance(error, FrameError):
         return error.code
+    if isinstance(error, OverloadError):
+        return Close.FULL
     return Close.REFUSED if isinstance(error, RequestError | CapacityError) else Close.FAILED

@@ -68,6 +68,10 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {i: token.content for i, token in added.items() if token.special}
 
+    def control_name(self, token: int) -> str:
+        """Return the name of a special token; empty for others."""
+        return self._controls.get(token, "")
+
     def to_json(self) -> str:
         """Return what a `tokenizer.json` would hold."""
         return str(self._tokenizer.to_str())
@@ -176,6 +180,13 @@ class Tokenizer:
         if self._spelling is None:
             return self.decode([token], before=[token])
         return self._bytes_of(token).decode(errors="replace")
+
+    def text_of(self, token: int) -> str | None:
+        """Return the text of a token behind others; None for bytes that are no text."""
+        try:
+            return self.bytes_of(token).decode()
+        except UnicodeDecodeError:
+            return None
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token behind others; none for special tokens."""
