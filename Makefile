@@ -39,14 +39,19 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  PAIR=name BACKEND=tensorrt-rtx narrow `engines`; PROMPT="..." ARGS="--gamma 2" go to `generate`'
+	@echo '  $(BIN)/specrt has more: chat, inspect, verify, tune, doctor; $(BIN)/specrt --help lists all'
+
+# As `python -m venv`, without its traceback where Ctrl-C ends it.
+MAKE_VENV = $(PYTHON) -c 'import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); \
+  runpy.run_module("venv", run_name="__main__", alter_sys=True)'
 
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 # Installing compiles the CPU kernels; without a compiler the package has none.
-$(VENV)/.runtime: pyproject.toml setup.py requirements/runtime.txt $(wildcard runtime/cpp/src/kernels/*.?pp)
+$(VENV)/.runtime: pyproject.toml setup.py requirements/runtime.txt $(wildcard runtime/cpp/src/kernels/*)
 	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(sys.version_info < (3, 10) \
 	  and "specrt needs Python 3.10 or later, and $(PYTHON) is " + v + "; name another: make PYTHON=python3.12")'
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE_VENV) --clear $(VENV)
 	@$(PIP) --no-deps --no-compile -r requirements/runtime.txt -e .
 	@touch $@
 
@@ -72,7 +77,7 @@ $(VENV)/.export: $(VENV)/.runtime requirements/export.txt
 
 # Ray and BentoML are large and pin much: a virtual environment of their own.
 $(VENV)-deploy/.installed: $(VENV)/.runtime requirements/deploy.txt requirements/test.txt
-	@$(PYTHON) -m venv $(VENV)-deploy
+	@$(MAKE_VENV) $(VENV)-deploy
 	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/runtime.txt -e .
 	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check -r requirements/test.txt -r requirements/deploy.txt
 	@touch $@
@@ -98,7 +103,8 @@ serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:808
 	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)
 
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(if $(ARGS),,echo 'all tests took 26 minutes on two cores; ARGS="-k words" narrows them')
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
 test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them
 	@$(VENV)-deploy/bin/python -m pytest tests/deploy -m "nightly or not nightly" $(ARGS)

@@ -10,9 +10,10 @@ path comes before any such folder.
 from base64 import urlsafe_b64encode
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from os import getpid
+from os import environ, getpid
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, which
+from sysconfig import get_config_var
 from zipfile import ZipFile
 
 from setuptools import Extension, setup
@@ -49,16 +50,21 @@ def add_file(wheel: Path, name: str, data: bytes) -> None:
 
 
 SOURCES = Path("runtime/cpp/src")
+FLAGS = SOURCES / "kernels" / "compile_flags.txt"
+"""Those of the kernels, which CMake reads too: every compiler gives the same bits."""
+
+for variable, known in {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}.items():
+    command = (get_config_var(variable) or known[0]).split()[0]
+    if variable not in environ and which(command) is None:
+        # Python was compiled by a compiler that is not here; another one will do.
+        environ[variable] = next(filter(which, known), command)
 
 KERNELS = Extension(
     "specrt.libspecrt_kernels",
     sorted(map(str, (SOURCES / "kernels").glob("*.cpp"))),
     include_dirs=[str(SOURCES)],
-    depends=sorted(map(str, (SOURCES / "kernels").glob("*.hpp"))),
-    # No multiply and add in one but where it is written: every compiler gives the same bits.
-    extra_compile_args=[
-        *("-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-g0", "-pthread")
-    ],
+    depends=[str(FLAGS), *sorted(map(str, (SOURCES / "kernels").glob("*.hpp")))],
+    extra_compile_args=[*FLAGS.read_text().split(), "-fvisibility=hidden", "-g0", "-pthread"],
     extra_link_args=["-pthread"],
     language="c++",
     optional=True,

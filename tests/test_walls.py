@@ -78,6 +78,7 @@ specrt.generation_config
 specrt.bundle specrt.params
 specrt.speech.log_mel specrt.speech.wav
 specrt.constraints
+specrt.json_schema
 specrt.traces
 specrt.records
 specrt.held_file

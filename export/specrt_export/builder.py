@@ -18,9 +18,14 @@ from pathlib import Path
 
 import specrt
 from specrt.bundle import (
+    CHAT_TEMPLATE,
     FILE_NAME,
     GENERATION_CONFIG,
+    PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
     TASKS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
     Bundle,
     EncoderRecord,
     Manifest,
@@ -37,6 +42,7 @@ from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
+from specrt.text.control_tokens import SPECIAL_TOKENS_MAP, read_tokenizer, tokenizer_config
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.drafting import acceptance_by_position
@@ -92,14 +98,9 @@ from specrt_export.task import SPEECH
 
 VOCAB_MAP = "draft/vocab_map.bin"
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+COPIED_FILES = (
+    TOKENIZER_CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG,
+)  # fmt: skip
 
 
 def build(recipe: Recipe, out: Path, progress: Progress = lambda stage, done: None) -> None:
@@ -298,12 +299,39 @@ def _part(progress: Progress, number: int, parts: int) -> Progress:
 
 
 def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (checkpoint.folder / name).is_file():
-            shutil.copyfile(checkpoint.folder / name, folder / name)
+    """Write the tokenizer's files; what files of older and newer kinds add is in them.
+
+    Raises: CheckpointError for a chat template that cannot be read.
+    """
+    home = checkpoint.folder
+    (folder / TOKENIZER).write_bytes(read_tokenizer(home / TOKENIZER))
+    for name in COPIED_FILES:
+        if (home / name).is_file():
+            shutil.copyfile(home / name, folder / name)
+    named = {path.stem: _template(path) for path in checkpoint.named_templates}
+    if named or (home / SPECIAL_TOKENS_MAP).is_file():
+        config = tokenizer_config(home)
+        if named:
+            if (home / CHAT_TEMPLATE).is_file():
+                named["default"] = _template(home / CHAT_TEMPLATE)
+                (folder / CHAT_TEMPLATE).unlink()
+            elif isinstance(config.get("chat_template"), str):
+                named["default"] = config["chat_template"]
+            templates = [{"name": name, "template": text} for name, text in named.items()]
+            config["chat_template"] = templates
+        (folder / TOKENIZER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
     settings = generation_config(checkpoint)
     if settings and not (folder / GENERATION_CONFIG).exists():
         (folder / GENERATION_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a chat template: {error}; correct or remove it"
+        ) from error
 
 
 def _manifest(

@@ -89,6 +89,9 @@ def _near(name: str) -> str:
 
 CONFIG_FILES = ("config.json",)
 
+NAMED_TEMPLATES = "additional_chat_templates"
+"""A folder of chat templates for purposes, as transformers writes them: NAME.jinja."""
+
 WANTED_FILES = (
     *CONFIG_FILES,
     "generation_config.json",
@@ -96,6 +99,7 @@ WANTED_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    f"{NAMED_TEMPLATES}/*.jinja",
     "preprocessor_config.json",
     "processor_config.json",
     SINGLE,
@@ -156,7 +160,13 @@ class Checkpoint:
         if self.gguf is not None:
             return list(self.gguf.file.files)
         kinds = (".json", ".safetensors", ".jinja", ".bin")
-        return sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
+        own = sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
+        return [*own, *self.named_templates]
+
+    @property
+    def named_templates(self) -> list[Path]:
+        """Chat templates beside the one of a model, for purposes such as `tool_use`."""
+        return sorted((self.folder / NAMED_TEMPLATES).glob("*.jinja"))
 
     @property
     def source(self) -> QuantizedSource | None:

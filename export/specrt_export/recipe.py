@@ -247,16 +247,15 @@ def parse(path: Path) -> dict[str, Any]:
     try:
         return parse_text(read_file(path).decode("utf-8-sig"), path)
     except FileNotFoundError:
-        raise RecipeError(
-            f"{path} does not exist; a recipe is a TOML file, such as engines/codelet/recipe.toml"
-        ) from None
+        raise RecipeError(f"{path} does not exist; {_EXPECTED}") from None
     except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"{path} is not UTF-8 text: {error.reason}; a recipe is a TOML file"
-        ) from None
+        byte = f"byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise RecipeError(f"{path} is not UTF-8 text ({byte}); {_EXPECTED}") from None
     except (OSError, ValueError) as error:
-        inside = f"; name the recipe in it, {path}/recipe.toml" if path.is_dir() else ""
-        raise RecipeError(f"{path} cannot be read as TOML: {first_line(error)}{inside}") from error
+        inside = sorted([*path.glob("*.toml"), *path.glob("*/*.toml")]) if path.is_dir() else []
+        remedy = f"name a recipe in it, such as {inside[0]}" if inside else _EXPECTED
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RecipeError(f"{path} cannot be read: {reason}; {remedy}") from error
 
 
 def parse_text(text: str, path: Path) -> dict[str, Any]:
@@ -268,8 +267,10 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     # Besides its own errors tomllib passes on those of int() and of deep nesting.
     except (ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} cannot be read as TOML: {error}") from error
+        raise RecipeError(f"{path} cannot be read as TOML ({error}); {_EXPECTED}") from error
 
+
+_EXPECTED = "a recipe is a TOML file, such as engines/codelet/recipe.toml"
 
 MOST_CANDIDATES = 3840
 """TensorRT's limit for the best of a row."""

@@ -11,6 +11,7 @@ from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
 from specrt.scheduler.request import Request
 from specrt.scheduler.scheduler import Scheduler
+from specrt.text.detokenizer import TextEnd
 
 LINGER_S = 0.05
 """How long the thread waits for requests that make rounds as they are told to: such a round comes
@@ -121,6 +122,10 @@ class AsyncStream(AsyncIterator[Chunk]):
         if chunk is None:
             raise StopAsyncIteration
         return chunk
+
+    def end_with(self, end: TextEnd) -> None:
+        """End the text as something else than its stop strings says; before the first chunk."""
+        self._request.output.end_with(end)
 
     def cancel(self) -> None:
         """Stop, from any thread or task; see `Stream.cancel`."""

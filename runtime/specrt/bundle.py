@@ -367,8 +367,14 @@ def missing(folder: Path) -> str:
         return f"it is a checkpoint, build one with `specrt build --target {quote(str(folder))}`"
     here = [path for place in (BUILD_ROOT, folder.parent) for path in _bundles(place)]
     names = {path.name: path for path in here}
+    if folder.suffix == ".toml" and folder.is_file():
+        name = folder.parent.name if folder.stem == "recipe" else folder.stem
+        if name in names:
+            return f"it is a recipe, and its bundle is {str(names[name])!r}"
+        return f"it is a recipe, build its bundle with `specrt build {quote(str(folder))}`"
     near = get_close_matches(folder.name, names, n=1)
-    likely = [*(names[name] for name in near), *_bundles(folder)]
+    around = [path for path in folder.parents if folder.is_file() and (path / FILE_NAME).is_file()]
+    likely = [*around, *(names[name] for name in near), *_bundles(folder)]
     if likely:
         return f"did you mean {str(likely[0])!r}?"
     return "build one with `make engines` or `specrt build RECIPE`"

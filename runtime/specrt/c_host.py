@@ -22,15 +22,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import read_manifest
-from specrt.errors import BundleError, CapacityError, EngineError, RequestError, one_line
+from specrt.errors import (
+    NOT_ENOUGH_MEMORY,
+    BundleError,
+    CapacityError,
+    EngineError,
+    RequestError,
+    lacks_memory,
+    one_line,
+)
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when what crosses the boundary changes: the C++ side holds this module to it."""
 
-INVALID_ARGUMENT, CALLBACK, INTERNAL = 1, 9, 10
+INVALID_ARGUMENT, CALLBACK, INTERNAL, MEMORY = 1, 9, 10, 11
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (CapacityError, 6),
@@ -69,6 +77,8 @@ def _failure(error: Exception) -> Result:
     if isinstance(error.__cause__, _StoppedError):
         return (CALLBACK, str(error.__cause__).encode())
     status = next((number for kind, number in _STATUSES if isinstance(error, kind)), INTERNAL)
+    if lacks_memory(error):
+        return (MEMORY, (str(error) or NOT_ENOUGH_MEMORY).encode("utf-8", "replace"))
     text = str(error) if status != INTERNAL else f"{type(error).__name__}: {one_line(str(error))}"
     return (status, text.encode("utf-8", "replace"))
 
@@ -76,7 +86,7 @@ def _failure(error: Exception) -> Result:
 @_exported
 def open_bundle(
     path: bytes, python: bytes, threads: int, owns_process: int, memory_bytes: int, cache: int,
-    at_exit: int = 0,
+    at_exit: int = 0, text_memory_bytes: int = 0,
 ) -> Result:  # fmt: skip
     """Open a bundle; 0 leaves threads and memory to the runtime.
 
@@ -93,7 +103,7 @@ def open_bundle(
         owns_process=bool(owns_process),
         memory_bytes=memory_bytes or None,
         prompt_cache=bool(cache),
-        text_memory_bytes=0,
+        text_memory_bytes=text_memory_bytes,
     )
     return (Host(generator, folder),)
 
@@ -136,6 +146,20 @@ class Host:
             int(models.draft is not None),
             1,
             "\n".join(self._generator.notices).encode(),
+            -1 if manifest.bos_token_id is None else manifest.bos_token_id,
+            _packed(sorted(manifest.eos_token_ids)),
+        )
+
+    @_exported
+    def memory(self) -> Result:
+        """Return the bytes of the weights of the open models, and of their full KV buffers."""
+        manifest = self._manifest
+        draft = manifest.draft if self._generator.models.draft is not None else None
+        models = [manifest.target, *([] if draft is None else [draft])]
+        size = manifest.batch, manifest.max_length
+        return (
+            sum(model.weight_bytes for model in models),
+            sum(model.kv_bytes(*size) for model in models),
         )
 
     @_exported
@@ -152,6 +176,11 @@ class Host:
         if wrong is not None:
             raise RequestError(f"token {wrong} is not in the vocabulary; expected 0 to {size - 1}")
         return (self._generator.tokenizer.decode(tokens).encode(),)
+
+    @_exported
+    def bytes_of(self, token: int) -> Result:
+        """Return the bytes that a token adds to a text."""
+        return (self._generator.tokenizer.bytes_of(token),)
 
     @_exported
     def begin(self, prompt: bytes, is_text: int, options: bytes) -> Result:
@@ -227,6 +256,20 @@ class Run:
             (done.finish_reason or "").encode(),
             (counts.fallback or "").encode(),
             times.queue_ms,
+        )
+
+    @_exported
+    def logprobs(self, of_prompt: int) -> Result:
+        """Return how many entries each token has; then all tokens, ranks and logarithms."""
+        done = self._stream.completion
+        given = (done.prompt_logprobs or [None])[1:] if of_prompt else done.logprobs or []
+        entries = [entry or {} for entry in given]
+        every = [(token, value) for entry in entries for token, value in entry.items()]
+        return (
+            _packed([len(entry) for entry in entries]),
+            _packed([token for token, _ in every]),
+            _packed([value.rank for _, value in every]),
+            array("d", [value.logprob for _, value in every]).tobytes(),
         )
 
     @_exported

@@ -8,14 +8,27 @@ from __future__ import annotations
 import json
 import re
 import sys
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from contextlib import suppress
 from fractions import Fraction
-from math import lcm
+from math import gcd, lcm
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
 from specrt.errors import RequestError, first_line
+from specrt.json_schema import (
+    ENFORCED,
+    Path,
+    SchemaPart,
+    escaped_characters,
+    open_place,
+    references,
+    says_nothing,
+    schema_parts,
+    values,
+)
 
 KINDS = ("json_schema", "regex", "choice", "grammar")
 
@@ -46,6 +59,25 @@ class Constraint(NamedTuple):
     """One of KINDS."""
     text: str
     """The JSON of a schema, an expression (of a choice too), or a grammar."""
+
+
+_LARK = re.compile(rf"(?:#|//)[^\n]*|{_QUOTED}|<[^<>\s]+>|(%json\b\s*)|&")
+"""What `%json` and `&` are part of and mean nothing, and they themselves."""
+
+_MOST_MEETING = 8
+"""Expressions that a text must match at once: the compiler's time doubles with each."""
+
+
+def schemas_within(grammar: str) -> Iterator[tuple[slice, Any]]:
+    """Go through the schemas of a Lark grammar: each with its place in the text."""
+    at = 0
+    while found := _LARK.search(grammar, at):
+        at = found.end()
+        if found[1]:
+            with suppress(ValueError, RecursionError):  # what the compiler refuses
+                schema, end = json.JSONDecoder().raw_decode(grammar, at)
+                yield slice(at, end), schema
+                at = end
 
 
 def constraint_of(
@@ -87,7 +119,9 @@ def schema_text(given: Any) -> str | None:
         text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
         schema = _parsed(text)
         check_schema(schema)
-        return json.dumps(schema, allow_nan=False, ensure_ascii=True)
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+        check_unicode("json_schema", text)
+        return text
     except (TypeError, ValueError) as error:
         if "Circular" not in str(error):
             raise RequestError(f"json_schema is no JSON: {error}") from None
@@ -123,6 +157,14 @@ def check_text(name: str, given: Any) -> None:
     """
     if not isinstance(given, str) or not given:
         raise RequestError(f"{name} is {short(given)}; expected a text")
+    check_unicode(name, given)
+
+
+def check_unicode(name: str, given: str) -> None:
+    """Refuse half a character.
+
+    Raises: RequestError.
+    """
     try:
         given.encode()
     except UnicodeEncodeError as error:
@@ -157,6 +199,9 @@ def check_grammar(text: Any) -> None:
         raise RequestError(
             f"grammar has {rules} rules and brackets; expected up to {_MOST_RULES} together"
         )
+    meeting = sum(found[0] == "&" for found in _LARK.finditer(text))
+    if meeting >= _MOST_MEETING:
+        raise RequestError(f"grammar has {meeting} &; expected fewer than {_MOST_MEETING}")
     for head in _HEAD.finditer(text):
         attributes = re.sub(_QUOTED, "", head[1])
         for word, why in _UNENFORCED.items():
@@ -185,113 +230,76 @@ class Bound(NamedTuple):
     word: str
     value: Fraction
 
+    @property
+    def side(self) -> int:
+        """1 of what is below the numbers, -1 of what is above."""
+        return 1 if self.word.endswith("inimum") else -1
 
-def check_numbers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    @property
+    def whole_and_open(self) -> bool:
+        """Whether the number itself is ruled out, and has no decimals."""
+        return self.word.startswith("exclusive") and self.value.denominator == 1
+
+
+def check_numbers(parts: Sequence[SchemaPart]) -> None:
     """Refuse numbers that would lose digits, and open bounds that would admit themselves.
 
-    `parts` are all schemas within a schema, with their places. An open bound that is whole admits
-    itself where another bound lies less than 1 away; in the same schema, or where schemas meet.
+    An open bound that is whole admits itself where another bound lies less than 1 away; in the same
+    schema, or where schemas meet.
     Raises: RequestError.
     """
-    for place, schema in parts:
+    for part in parts:
         for word in (*BOUNDS, "multipleOf", "const", "enum"):
-            for number in _numbers(schema.get(word)):
-                if abs(number) > MOST:
+            for number in values(part.schema.get(word)):
+                if type(number) in (int, float) and abs(number) > MOST:
                     raise RequestError(
-                        f"json_schema has {word} {short(number)} at {place}; expected numbers up "
-                        f"to {MOST}"
+                        f"json_schema has {word} {short(number)} at {part.place}; expected numbers "
+                        f"up to {MOST}"
                     )
-    meet = any("allOf" in schema or "$ref" in schema for _, schema in parts)
-    each = [list(_bounds(place, schema)) for place, schema in parts]
+    meet = any("allOf" in part.schema or "$ref" in part.schema for part in parts)
+    each = [list(_bounds(part)) for part in parts]
     for bounds in [[b for own in each for b in own]] if meet else each:
         _check_open(bounds)
 
 
 def _check_open(bounds: Sequence[Bound]) -> None:
-    for low in (b for b in bounds if b.word in ("minimum", "exclusiveMinimum")):
-        for high in (b for b in bounds if b.word in ("maximum", "exclusiveMaximum")):
-            for bound in (low, high):
-                whole = bound.word.startswith("exclusive") and bound.value.denominator == 1
-                if whole and 0 < high.value - low.value < 1:
-                    raise RequestError(
-                        f"json_schema has {bound.word} {float(bound.value):g} at {bound.place}, "
-                        "which cannot be enforced beside a bound less than 1 away; use one that "
-                        "is not whole"
-                    )
+    """Refuse a whole open bound whose nearest opposite one is less than 1 away."""
+    for side in (1, -1):
+        ends = sorted(b.value * side for b in bounds if b.side == -side)
+        for bound in (b for b in bounds if b.side == side and b.whole_and_open):
+            value = bound.value * side
+            at = bisect_right(ends, value)
+            if at < len(ends) and ends[at] - value < 1:
+                raise RequestError(
+                    f"json_schema has {bound.word} {float(bound.value):g} at {bound.place}, "
+                    "which cannot be enforced beside a bound less than 1 away; use one that "
+                    "is not whole"
+                )
 
 
-def _bounds(place: str, schema: Mapping[str, Any]) -> Iterator[Bound]:
+def _bounds(part: SchemaPart) -> Iterator[Bound]:
+    schema = part.schema
     if schema.get("type") == "integer":
         return
     for word in BOUNDS:
         value = schema.get(word)
+        if value is True:  # until draft 4: the other bound is open
+            value = schema.get(word.replace("exclusiveM", "m"))
         if type(value) in (int, float):
-            yield Bound(place, word, Fraction(str(value)))
+            yield Bound(part.place, word, Fraction(str(value)))
 
-
-def _numbers(value: Any) -> Iterator[int | float]:
-    """Go through the numbers of a JSON value."""
-    stack = [value]
-    while stack:
-        one = stack.pop()
-        if type(one) in (int, float):
-            yield one
-        elif isinstance(one, Mapping):
-            stack.extend(one.values())
-        elif isinstance(one, list):
-            stack.extend(one)
-
-
-SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-
-LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-
-SCHEMAS = ("items", "additionalItems", "additionalProperties")
-
-CHECKS = (
-    "type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems",
-    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf", "$ref",
-)  # fmt: skip
-
-REMARKS = (
-    "$schema", "$id", "$anchor", "$comment", "title", "description", "default", "examples",
-    "deprecated", "readOnly", "writeOnly",
-)  # fmt: skip
-"""Keywords that allow and forbid nothing."""
 
 FORMATS = (
     "date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
 )  # fmt: skip
 
-_KNOWN = frozenset((*SCHEMAS_BY_NAME, *LISTS_OF_SCHEMAS, *SCHEMAS, *CHECKS, *REMARKS))
-
 _MOST_REMAINDERS = 20_000
 """Distinct remainders that a grammar has states for; compiling takes the square of their number."""
-
-_LONGEST_NAME = 60
 
 _MOST_LEVELS = 2000
 """The compiler follows them by recursion; half as many again overflow its stack."""
 
 _MOST_OF = {"patternProperties": 100, "anyOf": 1000, "oneOf": 500, "allOf": 500, "required": 10_000}
-
-
-_YEAR = r"([1-9]\d{3}|0[1-9]\d{2}|00[1-9]\d|000[1-9])"
-
-_LEAP_YEAR = (
-    r"(\d\d(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"  # never 0000
-)
-
-_REAL_DATE = rf"^({_YEAR}-(0[13-9]|1[0-2])-|{_YEAR}-02-([01]\d|2[0-8])|{_LEAP_YEAR}-02-29)"
-
-
-class SchemaPart(NamedTuple):
-    """A schema within a schema, the JSON pointer that leads there, and how deep it lies."""
-
-    place: str
-    schema: Mapping[str, Any]
-    depth: int
 
 
 def check_schema(schema: Any) -> None:
@@ -303,15 +311,12 @@ def check_schema(schema: Any) -> None:
     """
     if not isinstance(schema, (bool, Mapping)):
         raise RequestError(f"json_schema is {short(schema)}; expected an object or true")
-    parts = list(schema_parts(schema, "#"))
+    parts = schema_parts(schema)
     for part in parts:
         _check_keywords(part)
         _check_count(part)
-    draft = str(schema.get("$schema")) if isinstance(schema, Mapping) else ""
-    for part in parts:
-        if "draft-0" in draft and "prefixItems" in part.schema:
-            raise _unenforced(f"prefixItems, which {short(draft)} has not,", part.place)
-    check_numbers([(part.place, part.schema) for part in parts])
+    _check_characters(parts)
+    check_numbers(parts)
     _check_remainders(parts)
     _check_size(parts)
 
@@ -321,56 +326,26 @@ def check_names(schema: Any) -> None:
 
     Raises: RequestError.
     """
-    for part in schema_parts(schema, "#"):
-        closed = part.schema.get("additionalProperties", True) is False
-        if "patternProperties" in part.schema or ("properties" in part.schema and not closed):
-            raise RequestError(
-                f"grammar has %json with properties at {part.place} and others beside them; "
-                "expected additionalProperties false and no patternProperties, or json_schema in "
-                "the place of a grammar"
-            )
-
-
-def schema_parts(schema: Any, place: str, depth: int = 1) -> Iterator[SchemaPart]:
-    """Go through a schema and all within it."""
-    if not isinstance(schema, Mapping):
-        return
-    yield SchemaPart(place, schema, depth)
-    depth += 1
-    for word in SCHEMAS_BY_NAME:
-        if isinstance(schema.get(word), Mapping):
-            for name, inner in schema[word].items():
-                yield from schema_parts(inner, f"{place}/{word}/{_shown(name)}", depth)
-    for word in LISTS_OF_SCHEMAS:
-        if isinstance(schema.get(word), list):
-            for at, inner in enumerate(schema[word]):
-                yield from schema_parts(inner, f"{place}/{word}/{at}", depth)
-    for word in SCHEMAS:
-        yield from schema_parts(schema.get(word), f"{place}/{word}", depth)
-
-
-def with_real_dates(schema: Any) -> Any:
-    """Return a schema whose dates are of the calendar: no year 0, February 29 in leap years only.
-
-    The compiler's own pattern of a date has four digits and the days of each month.
-    """
-    schema = deepcopy(schema)
-    for part in schema_parts(schema, "#"):
-        if part.schema.get("format") in ("date", "date-time"):
-            dated: dict[str, Any] = part.schema  # type: ignore[assignment]
-            dated["allOf"] = [*dated.get("allOf", ()), {"pattern": _REAL_DATE}]
-    return schema
-
-
-def _shown(name: str) -> str:
-    return name if name.isprintable() and len(name) < _LONGEST_NAME else short(name)
+    place = open_place(schema_parts(schema))
+    if place is not None:
+        raise RequestError(
+            f"grammar has %json with properties at {place} and others beside them; expected "
+            "additionalProperties false and no patternProperties, or json_schema in the place of "
+            "a grammar"
+        )
 
 
 def _check_keywords(part: SchemaPart) -> None:
     for word in part.schema:
-        extension = word.startswith("x-") and word != "x-guidance"
-        if word not in _KNOWN and not extension:
-            raise _unenforced(short(word), part.place)
+        if word not in ENFORCED and not says_nothing(word, part.schema):
+            raise RequestError(
+                f"json_schema has {short(word)} at {part.place}, which cannot be enforced; leave "
+                "it out, or say it with other keywords"
+            )
+    if "prefixItems" in part.schema and isinstance(part.schema.get("items"), list):
+        raise RequestError(
+            f"json_schema has a list of items beside prefixItems at {part.place}; leave one out"
+        )
     form = part.schema.get("format")
     if form is not None and form not in FORMATS:
         raise RequestError(
@@ -390,35 +365,96 @@ def _check_count(part: SchemaPart) -> None:
         )
 
 
+def _check_characters(parts: list[SchemaPart]) -> None:
+    """Refuse texts that take escapes where these could spell a name past its schema."""
+    place = open_place(parts)
+    if place is None:
+        return
+    for part in parts:
+        for word, character in escaped_characters(part.schema):
+            raise RequestError(
+                f"json_schema has {word} with U+{ord(character):04X} at {part.place}, which takes "
+                f"an escape that could spell a name past the properties at {place}; expected "
+                "additionalProperties false there and no patternProperties"
+            )
+
+
+def _check_meeting(parts: list[SchemaPart], leads: Mapping[Path, Path]) -> None:
+    """Refuse more expressions than a text may have to match at once, where schemas meet."""
+    met = _met(parts, leads)
+    names: list[str | int | None] = []
+    found: Counter[str | int | None] = Counter()
+    for part in parts:
+        step = part.path[len(parts[part.parent].path) :] if part.path else (None,)
+        in_place = step[0] in ("allOf", "anyOf", "oneOf")
+        alone = step[0] in ("$defs", "definitions", "patternProperties", "additionalProperties")
+        names.append(names[part.parent] if in_place else None if alone else step[-1])
+        if part.path in met:
+            dated = part.schema.get("format") in ("date", "date-time")
+            found[names[-1]] += ("pattern" in part.schema) + ("format" in part.schema) + dated
+    anywhere = found.pop(None, 0)
+    most = anywhere + max(found.values(), default=0)
+    if most > _MOST_MEETING:
+        raise RequestError(
+            f"json_schema has {most} expressions (pattern, format) that may meet through allOf, "
+            f"anyOf or $ref; expected up to {_MOST_MEETING}"
+        )
+
+
+def _met(parts: list[SchemaPart], leads: Mapping[Path, Path]) -> set[Path]:
+    """Return the places within schemas that the compiler makes one of several."""
+    within: dict[Path, list[Path]] = {}
+    for part in parts[1:]:
+        within.setdefault(parts[part.parent].path, []).append(part.path)
+    left = [part.path for part in parts if _meets(part.schema)]
+    met: set[Path] = set()
+    while left:
+        path = left.pop()
+        if path not in met:
+            met.add(path)
+            left += within.get(path, [])
+            left += [leads[path]] if path in leads else []
+    return met
+
+
+def _meets(schema: Mapping[str, Any]) -> bool:
+    words = schema.keys() & ENFORCED - {"$defs", "definitions", "type"}
+    every = schema.get("allOf")
+    joining = words & {"allOf", "anyOf", "oneOf", "$ref"}
+    return bool(joining) and (len(words) > 1 or (isinstance(every, list) and len(every) > 1))
+
+
 def _check_remainders(parts: list[SchemaPart]) -> None:
     """Refuse multiples that take more than a moment to compile, alone or where they meet."""
     given: list[Any] = [p.schema.get("multipleOf") for p in parts]
     numbers = [v for v in given if type(v) in (int, float)]
-    steps = [Fraction(str(v)) for v in numbers if 0 < v <= sys.float_info.max]
-    whole = lcm(*(step.denominator for step in steps))
-    remainders = lcm(*(int(step * whole) for step in steps))
-    if remainders > _MOST_REMAINDERS:
-        known = ", ".join(short(float(step)) for step in steps[:4])
-        raise RequestError(
-            f"json_schema has multipleOf {known}: remainders to tell apart beyond "
-            f"{_MOST_REMAINDERS}; use a smaller one"
-        )
+    steps = {Fraction(str(v)) for v in numbers if 0 < v <= sys.float_info.max}
+    above = below = 1
+    shared = 0
+    for step in steps:
+        above, below = lcm(above, step.numerator), lcm(below, step.denominator)
+        shared = gcd(shared, step.denominator)
+        if above * (below // shared) > _MOST_REMAINDERS:
+            raise RequestError(
+                f"json_schema has multipleOf {short(float(step))}: remainders to tell apart beyond "
+                f"{_MOST_REMAINDERS}; use a smaller one"
+            )
 
 
 def _check_size(parts: list[SchemaPart]) -> None:
     """Refuse what takes the compiler more than a few seconds, or more stack than there is."""
-    references = {str(p.schema["$ref"]) for p in parts if "$ref" in p.schema}
-    deepest = max((p.depth for p in parts), default=0)
-    own: dict[str, int] = {}
-    for part in parts:
-        steps = part.place.split("/")
-        if steps[1:2] in (["$defs"], ["definitions"]):
-            name = "/".join(steps[:3])
-            own[name] = max(own.get(name, 0), part.depth - 1)
-    levels = deepest + sum(own.get(to, deepest) for to in references)
+    lowest = [part.depth for part in parts]
+    for number in reversed(range(1, len(parts))):
+        around = parts[number].parent
+        lowest[around] = max(lowest[around], lowest[number])
+    levels_at = {p.path: low - p.depth + 1 for p, low in zip(parts, lowest, strict=True)}
+    leads = references(parts)
+    _check_meeting(parts, leads)
+    targets = set(leads.values())
+    levels = levels_at.get((), 0) + sum(levels_at.get(target, 0) for target in targets)
     if levels > _MOST_LEVELS:
         raise RequestError(
-            f"json_schema has {len(references)} references, with up to {levels} levels within "
+            f"json_schema has {len(targets)} references, with up to {levels} levels within "
             f"each other; expected up to {_MOST_LEVELS}"
         )
     for part in parts:
@@ -428,10 +464,3 @@ def _check_size(parts: list[SchemaPart]) -> None:
                 raise RequestError(
                     f"json_schema has {len(items)} {word} at {part.place}; expected up to {most}"
                 )
-
-
-def _unenforced(word: str, place: str) -> RequestError:
-    return RequestError(
-        f"json_schema has {word} at {place}, which cannot be enforced; leave it out, or say it "
-        "with other keywords"
-    )

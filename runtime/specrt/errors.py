@@ -62,6 +62,11 @@ _NO_MEMORY = (
 )  # fmt: skip
 """What libraries write where the system gave them no memory."""
 
+NOT_ENOUGH_MEMORY = (
+    "not enough memory: free some, raise the limit of `ulimit -v` if there is one, or take a "
+    "smaller bundle"
+)
+
 _NO_FILES = "Too many open files"
 
 
@@ -75,11 +80,15 @@ def shortage(error: BaseException) -> str | None:
         return "too many files are open: close some, or allow more with `ulimit -n 1024`"
     known = isinstance(error, MemoryError) or number == errno.ENOMEM
     if known or any(words in text for words in _NO_MEMORY):
-        return (
-            "not enough memory: free some, raise the limit of `ulimit -v` if there is one, or take "
-            "a smaller bundle"
-        )
+        return NOT_ENOUGH_MEMORY
     return None
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or what it came from, is that the system gave no memory."""
+    while error is not None and shortage(error) != NOT_ENOUGH_MEMORY:
+        error = error.__cause__
+    return error is not None
 
 
 def first_line(error: BaseException) -> str:

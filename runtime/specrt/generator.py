@@ -20,7 +20,7 @@ from specrt.aio import AsyncStream, PacedStream, Worker
 from specrt.completion import Completion, SpeculationStats, Stream, Timings
 from specrt.engine.protocol import ConditionedEngine, Engine, Source
 from specrt.errors import CapacityError, RequestError, one_line, reason_of
-from specrt.params import Gamma, GenerateOptions, SamplingParams
+from specrt.params import Gamma, GenerateOptions, SamplingParams, check_options
 from specrt.sampling.grammar import Grammars
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import build_processors
@@ -598,7 +598,7 @@ class Generator:
         self, prompt: Prompt, params: SamplingParams, **options: Unpack[GenerateOptions]
     ) -> list[AsyncStream]:
         """Complete a prompt `params.n` times, each a stream of its own; see `astream`."""
-        requests = self._requests.each(prompt, params, **options)
+        requests = self._requests.each(prompt, params, **check_options(options))
         return [AsyncStream(request, self._worker) for request in requests]
 
     async def agenerate(
@@ -659,6 +659,7 @@ class Generator:
 
         Raises: RequestError before any work for options that no prompt could have.
         """
+        check_options(options)
         several = several_prompts(prompts)
         each = shared_params(len(several), params)
         rows = self._check_rows(rows)
@@ -676,7 +677,7 @@ class Generator:
         **options: Unpack[GenerateOptions],
     ) -> Request:
         """Return the request of a completion, which nothing runs; see `stream` for errors."""
-        return self._requests.one(prompt, params, **options)
+        return self._requests.one(prompt, params, **check_options(options))
 
     def forget(self) -> None:
         """Read every coming prompt from its beginning, and draft from no text of before."""

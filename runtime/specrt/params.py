@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from inspect import Signature, signature
 from numbers import Real
 from operator import index
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypedDict
 
 import numpy as np
@@ -50,6 +52,28 @@ class GenerateOptions(TypedDict, total=False):
     memory_key: str | None
     """Whose finished texts may be drafted from, and whose memory gets this one, in a generator
     with text memory: all that give the same key, '' by default. None does neither."""
+
+
+def check_options(options: GenerateOptions) -> GenerateOptions:
+    """Return the options of a call.
+
+    Raises: RequestError for an unknown one, and for one of `SamplingParams`.
+    """
+    known = GenerateOptions.__annotations__
+    for name, value in options.items():
+        if name in known:
+            continue
+        field = _ALIASES.get(name, name)
+        if field in SamplingParams.__dataclass_fields__:
+            raise RequestError(
+                f"{name} is {short(value)}, an option of SamplingParams and not of the call; pass "
+                f"SamplingParams({field}={short(value)}) after the prompt"
+            )
+        raise RequestError(
+            f"unknown option {name!r}{did_you_mean(name, known)}; what shapes the text is an "
+            "option of SamplingParams"
+        )
+    return options
 
 
 class TimestampRules(NamedTuple):
@@ -304,6 +328,12 @@ class SamplingParams:
         return cls(**named)
 
 
+_FIELDS = [*signature(SamplingParams.__init__).parameters.values()][1:]
+
+# Of its __new__, which takes anything, an editor could complete nothing.
+SamplingParams.__signature__ = Signature(_FIELDS)  # type: ignore[attr-defined]
+
+
 def _default(option: Field[Any]) -> Any:
     made = option.default_factory
     return option.default if made is MISSING else made()
@@ -420,7 +450,7 @@ _OF_RANKED = f"a whole number from 0 to {MOST_RANKED}, or None"
 _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n", lambda v: _is_int(v) and 1 <= v <= MOST_COMPLETIONS, _OF_COMPLETIONS),
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "a whole number of 1 or more"),
-    ("temperature", lambda v: _is_real(v) and v >= 0, "a number of 0 or more"),
+    ("temperature", lambda v: _is_real(v) and v >= 0, "a finite number of 0 or more"),
     ("top_k", lambda v: _is_int(v) and v >= -1, "a whole number of 1 or more, or 0 for all"),
     ("top_p", lambda v: _is_real(v) and 0 < v <= 1, "a number above 0, up to 1"),
     ("min_p", lambda v: _is_real(v) and 0 <= v <= 1, "a number from 0 to 1"),

@@ -13,6 +13,7 @@ import torch
 
 import specrt
 from align.conftest import ANSWER, PROMPTS, collect
+from specrt.cli.options import ProgressLine
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
 from specrt.traces import INDEX, RANKED, read_index, read_texts
@@ -43,9 +44,13 @@ def test_texts_and_distributions_are_those_of_the_target(pair: Path, traces: Pat
             np.testing.assert_allclose(text.rest, 1 - np.exp(at).sum(-1), atol=2e-3)
 
 
-def test_collecting_goes_on_where_it_stopped(pair: Path, traces: Path, tmp_path: Path) -> None:
-    out = tmp_path / "traces"
+def test_collecting_goes_on_where_it_stopped(
+    pair: Path, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, told = tmp_path / "traces", list[tuple[float, str]]()
+    monkeypatch.setattr(ProgressLine, "update", lambda _, *shown: told.append(shown))
     assert collect(pair, out, "--limit", "64") == 0
+    assert told[1:] == [(number / 64, "of 64 prompts") for number in range(1, 65)]
     (out / ".traces-00001.safetensors.part").write_bytes(b"killed while it wrote")
     assert collect(pair, out) == 0
     assert contents(out) == contents(traces)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from specrt import c_host
+from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.text.tokenizer import Tokenizer
 from support.conditioned import greedy_text, reader
@@ -54,6 +55,34 @@ def test_errors_are_told_with_their_status(host: c_host.Host, tmp_path: Path) ->
     ):
         assert told[0] == status, told
         assert said in told[1], told
+
+
+@pytest.mark.parametrize("text", ["", "the arena is full"])
+def test_a_shortage_of_memory_has_a_status(
+    host: c_host.Host, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    error = EngineError("a pass failed")
+    error.__cause__ = RuntimeError(f"std::bad_alloc: {text}")
+    for raised in (MemoryError(text), error):
+        monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=raised))
+        status, told = host.encode(b"x")
+        assert status == c_host.MEMORY
+        assert str(raised).encode() in told or b"not enough memory" in told
+
+
+def test_texts_are_remembered_where_it_is_said(codelet: Path) -> None:
+    """The second time, lookup drafts the text of the first."""
+    asked = b'{"params": {"max_tokens": 48, "ignore_eos": true}, "gamma": 4, "drafter": "ngram"}'
+    accepted = []
+    for text_memory in (0, 1 << 20):
+        host = c_host.open_bundle(os.fsencode(codelet), b"", 1, 0, 0, 1, 0, text_memory)[1]
+        for _ in range(2):
+            run = host.begin(b"def area(width, height):", 1, asked)[1]
+            while len(run.next()) > 1:
+                pass
+            accepted.append(run.stats()[6])
+        host.close()
+    assert accepted[0] == accepted[1] == accepted[2] < accepted[3]
 
 
 def test_a_bug_is_told_by_its_type(host: c_host.Host, monkeypatch: pytest.MonkeyPatch) -> None:

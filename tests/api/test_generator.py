@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from pathlib import Path
@@ -44,6 +45,25 @@ def test_what_is_no_prompt_is_refused(made: Generator, target: TableEngine) -> N
             made.stream(prompt)
     with pytest.raises(RequestError, match="expected SamplingParams"):
         made.stream([1, 2], {"max_tokens": 5})  # type: ignore[arg-type]
+    assert target.calls == []
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"max_tokens": 2}, r"max_tokens is 2.* pass SamplingParams\(max_tokens=2\)"),
+        ({"guided_regex": "a"}, r"pass SamplingParams\(regex='a'\)"),
+        ({"gama": 2}, "unknown option 'gama'; did you mean 'gamma'"),
+    ],
+)
+def test_an_option_of_the_wrong_place_is_told_the_right_one(
+    made: Generator, target: TableEngine, option: dict[str, Any], told: str
+) -> None:
+    for call in (made.generate, made.stream, made.astream, made.astreams, made.generate_each):
+        with pytest.raises(RequestError, match=told):
+            call([1, 2], PARAMS, **option)  # type: ignore[operator]
+    with pytest.raises(RequestError, match=told):
+        asyncio.run(made.agenerate([1, 2], PARAMS, **option))
     assert target.calls == []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,7 +17,12 @@ from specrt.params import SamplingParams
 RANGES: list[tuple[str, tuple[Any, ...], tuple[Any, ...], str]] = [
     ("n", (1, 1024), (0, 1025, None), "a whole number from 1 to 1024"),
     ("max_tokens", (1,), (0, 1.5, True, None), "a whole number of 1 or more"),
-    ("temperature", (0, 100.0), (-0.1, math.nan, math.inf, "1", False), "a number of 0 or more"),
+    (
+        "temperature",
+        (0, 100.0),
+        (-0.1, math.nan, math.inf, "1", False),
+        "a finite number of 0 or more",
+    ),
     ("top_k", (-1, 10**9), (-2, 2.0), "a whole number of 1 or more, or 0 for all"),
     ("top_p", (1, 1e-300), (0, 1.01, math.nan), "a number above 0, up to 1"),
     ("min_p", (0, 1.0), (-0.01, 1.01), "a number from 0 to 1"),
@@ -44,3 +51,9 @@ def test_a_value_out_of_range_is_refused() -> None:
     with pytest.raises(RequestError, match=r"'temprature'; did you mean 'temperature'\?"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
+
+
+def test_an_editor_sees_every_option_with_its_default() -> None:
+    shown = inspect.signature(SamplingParams).parameters
+    assert [*shown] == [field.name for field in fields(SamplingParams)]
+    assert (shown["max_tokens"].default, shown["seed"].default) == (128, None)

@@ -39,7 +39,10 @@ def test_each_pair_of_prompt_and_configuration_counts_once() -> None:
     )
     assert "3 of 4 outputs differ" in str(comparison)
     facts = comparison.to_json()
-    assert (facts["compared"], facts["differing"]) == (4, 3)
+    assert (facts["compared"], facts["undrafted"], facts["differing"]) == (4, 2, 3)
+    few = compare_outputs({PLAIN: samples[PLAIN], AUTO: [drafting((0, 0))], IDLE: samples[IDLE]},
+                          margins, "fp32")  # fmt: skip
+    assert "1 compared; 2 more drafted nothing" in str(few)
     itself = {PLAIN: [plain((0, 0)), plain((0, 1), tokens=[1, 2, 3, 4, 6])]}
     comparison = compare_outputs(itself, margins, "fp32")
     assert comparison.differences == (Difference(PLAIN, 0, 4, 5, 6, 0.004),)

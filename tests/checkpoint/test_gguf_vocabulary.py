@@ -170,7 +170,12 @@ def test_control_tokens_and_ends_are_told(tmp_path: Path) -> None:
     config = vocabulary.tokenizer_config()
     assert config["bos_token"] == "<|begin|>"
     assert config["eos_token"] == "<|end_of_text|>"
-    assert config["chat_template"] == BYTES_VOCABULARY["tokenizer.chat_template"]
+    plain = BYTES_VOCABULARY["tokenizer.chat_template"]
+    assert config["chat_template"] == plain
+    named = {**BYTES_VOCABULARY, "tokenizer.chat_template.tool_use": "{{ tools }}"}
+    assert opened(tmp_path, named).tokenizer_config()["chat_template"] == [
+        {"name": "default", "template": plain}, {"name": "tool_use", "template": "{{ tools }}"},
+    ]  # fmt: skip
     assert vocabulary.generation_config() == {
         "bos_token_id": size - 4, "eos_token_id": [size - 2, size - 3],
     }  # fmt: skip

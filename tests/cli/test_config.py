@@ -18,7 +18,7 @@ project(small LANGUAGES CXX)
 include(GNUInstallDirs)
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/small.cpp "int small() { return RETURNED; }")
 add_library(specrt SHARED ${CMAKE_CURRENT_BINARY_DIR}/small.cpp)
-set_target_properties(specrt PROPERTIES VERSION ${SPECRT_VERSION} SOVERSION 1)
+set_target_properties(specrt PROPERTIES VERSION 0.1.0 SOVERSION 1)
 install(TARGETS specrt LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 """
 
@@ -41,6 +41,9 @@ def test_it_prints_what_was_asked_on_one_line(cli: Run, installed: Path) -> None
     ):
         ran = cli("config", "--to", installed, *asked)
         assert (ran.status, ran.out, ran.err) == (0, f"{told}\n", "")
+    (installed / "lib" / "libspecrt.so").rename(installed / "lib" / "libspecrt.a")
+    ran = cli("config", "--to", installed, "--libs")
+    assert ran.out == f"-L{lib} -Wl,-rpath,{lib} -lspecrt -lstdc++ -lm -lpthread -ldl\n"
 
 
 @pytest.mark.skipif(
@@ -70,8 +73,25 @@ def test_a_build_is_installed_whole_or_not_at_all(
     ran = cli("config", "--build", "--to", tmp_path / "out")
     assert ran.status == 0
     names = sorted(path.name for path in (tmp_path / "out").rglob("*") if not path.is_dir())
-    assert names == ["libspecrt.so", "libspecrt.so.0.1.0", "libspecrt.so.1"]
+    assert names == ["installed.txt", "libspecrt.so", "libspecrt.so.0.1.0", "libspecrt.so.1"]
     assert (tmp_path / "out/lib/libspecrt.so").is_symlink()
+    project.write_text(PROJECT.replace("RETURNED", "1").replace("specrt", "other"))
+    assert cli("config", "--build", "--to", tmp_path / "out").status == 0
+    (tmp_path / "out/lib/mine").touch()
+    for told in ("removed libspecrt from", "name the folder that --build installed to"):
+        ran = cli("config", "--uninstall", "--to", tmp_path / "out")
+        assert told in ran.out + ran.err
+        assert [path.name for path in (tmp_path / "out").rglob("*")] == ["lib", "mine"]
+
+
+def test_all_that_is_missing_is_named_at_once(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    said = cli("config", "--build", "--to", tmp_path / "out").refusal
+    for name in ("cmake and one of c++", "`pip install cmake`", "`apt install g++`"):
+        assert name in said
 
 
 def test_the_wheel_carries_every_source() -> None:

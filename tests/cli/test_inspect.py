@@ -25,6 +25,8 @@ def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path, engi
     memory = found.pop("memory")
     assert found == json.loads((codelet / "manifest.json").read_text(encoding="utf-8"))
     assert found["versions"]["kernels"] in text.out
+    for what in ("ends at", "starts with"):
+        assert re.search(rf"{what} +token 0 '<.*end.*>'", text.out), text.out
     for name in found["files"]:
         assert name in text.out
     for role, origin in found["origins"].items():

@@ -220,10 +220,13 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("r.toml --weight-only", "--weight-only belongs to --target"),
         ("--target=", "--target is ''; expected a name"),
         ("--target big --draft=", "--draft is ''; expected a name"),
-        ("--target big --precision int3", "'int3'"),
-        ("--target big --backend abacus", "engine.backend is 'abacus'"),
-        ("--target big --max-length 1", "1 is not in the range"),
-        ("--target no/thing/here", "target: there is no folder no/thing/here"),
+        ("--target big --precision int3", "specrt: --precision is 'int3'; "),
+        ("--target big --precision int3 --write-recipe f.toml", "specrt: --precision is 'int3'; "),
+        ("--target big --backend abacus", "specrt: --backend is 'abacus'; "),
+        ("--target big --max-length 99999999", "specrt: --max-length is 99999999; "),
+        ("--target big --draft no/thing/here", "--draft: there is no folder no/thing/here"),
+        ("--target big --max-length 1", "--max-length is 1; expected a whole number of 2 or more"),
+        ("--target no/thing/here", "--target: there is no folder no/thing/here"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(

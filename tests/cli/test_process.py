@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_a_reader_that_left_is_told_nothing(
     assert (done.returncode, done.stderr or b"") == (status, b"")
 
 
-@pytest.mark.parametrize("option", ["--prompt", "--prompt-file", "--prompts"])
+@pytest.mark.parametrize("option", ["-p", "--prompt-file", "--prompts"])
 def test_a_dash_is_standard_input(codelet: Path, option: str) -> None:
     text = "import os\n"
     given = json.dumps({"prompt": text}) if option == "--prompts" else text
@@ -116,10 +117,15 @@ def test_a_dash_is_standard_input(codelet: Path, option: str) -> None:
     assert found[0]["token_ids"] == found[1]["token_ids"]
 
 
-def test_closed_streams_are_no_reason_to_fail() -> None:
+def test_of_closed_streams_only_the_output_is_missed(codelet: Path) -> None:
     words = " ".join(map(shlex.quote, [*COMMAND, "doctor", "--help"]))
-    done = run("sh", "-c", f"{words} >&- <&-")
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = run("sh", "-c", f"{words} <&- 2>&-")
+    assert (done.returncode, done.stdout[:6]) == (0, b"Usage:")
+    text = ("generate", str(codelet), "--prompt", "a", "--max-tokens", "2", "--threads", "1")
+    for line in (words, " ".join(map(shlex.quote, [*COMMAND, *text]))):
+        done = run("sh", "-c", f"{line} >&-")
+        told = b"specrt: standard output cannot be written: it is closed\n"
+        assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_make_passes_a_prompt_on_as_it_is() -> None:
@@ -129,6 +135,21 @@ def test_make_passes_a_prompt_on_as_it_is() -> None:
     for given in ([f"PROMPT={prompt}"], []):
         done = run(*words, *given, input=show, env={**os.environ, "PROMPT": prompt})
         assert done.stdout.decode() == prompt
+
+
+def test_ctrl_c_ends_the_making_of_an_environment_in_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "venv"
+    words = ("make", "-C", str(REPOSITORY), f"VENV={place}", f"{place}/.runtime")
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        while not place.exists() and process.poll() is None:
+            time.sleep(0.01)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said.count(b"\n")) == (-signal.SIGINT, 1), said
 
 
 def test_make_refuses_what_it_does_not_know_before_any_work() -> None:
@@ -202,6 +223,7 @@ def test_a_file_that_cannot_be_opened_for_lack_of_descriptors(
 
 FAILING = """
 import sys
+import time
 from pathlib import Path
 import specrt
 from specrt.engine.ort import open_session

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from specrt.cli import COMMANDS
 
 # {codelet} is a bundle, {prompts} a file of prompts, {latin} one that is not UTF-8, {none} a place
 # where nothing is.
@@ -25,10 +24,12 @@ GENERATE = [
     ("--prompt x --chat --no-parse-special", "--chat"),
     ("--prompt hello --chat", "{codelet} has no chat template: its model was not trained"),
     ("--prompt caf\udce9", "the prompt is not valid Unicode"),
-    ("--prompt a --n 1000000", "n is 1000000; expected a whole number from 1 to 1024"),
+    ("--prompt a --n 1000000", "--n is 1000000; expected a whole number from 1 to 1024"),
     ("--prompt-ids 99999 --n 2", "token id 99999 is not in the vocabulary"),
     ("--prompt a --gamma three", "'three' is neither a whole number nor auto"),
-    ("--prompt a --threads 0", "0 is not in the range"),
+    ("--prompt a --max-tokens 0", "--max-tokens is 0; expected a whole number of 1 or more"),
+    ("--prompt a --no-repeat-ngram=-1", "--no-repeat-ngram is -1; expected a whole number"),
+    ("--prompt a --min-tokens 300", "--min-tokens is 300; expected up to max_tokens, 128"),
     ("--promt a", "'--promt'. (Did you mean one of: '--prompt'"),
     ("--prompt a --logit-bias 5=much", "'5=much' is not a bias; expected a token id and a number"),
     ("--prompt a --logprobs 2", "--logprobs needs --json"),
@@ -59,6 +60,13 @@ OTHERS = [
     ("tune {codelet} --prompts {few}", "prompts to tune on: 3, with room for 288 tokens"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
+    ("build {latin}", "{latin} is not UTF-8 text (byte 0xe9 at offset 5); a recipe is a TOML file"),
+    ("build {prompts}", "a recipe is a TOML file"),
+    (
+        "build {codelet}",
+        "{codelet} cannot be read: it is a folder, not a file; a recipe is a TOML file",
+    ),
+    ("inspect {codelet}/manifest.json", "did you mean '{codelet}'?"),
     ("build {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected a folder"),
     ("build --dry-run {nowhere}", "{nowhere}: target.checkpoint is 'nowhere/at/all'; expected"),
     ("build {none} {none} --out b", "--out is the place of one bundle, and 2 are named"),
@@ -174,6 +182,11 @@ def test_a_bundle_that_was_likely_meant_is_named(
         for words in (("inspect", name), ("generate", name), ("chat", name), ("tune", name)):
             assert "did you mean 'engines/build/codelet'?" in cli(*words).refusal
     assert "did you mean" not in cli("inspect", "qwen").refusal
+    for recipe, told in (("codelet", "its bundle is"), ("other", "`specrt build engines/other/")):
+        (tmp_path / "engines" / recipe).mkdir(exist_ok=True)
+        (tmp_path / "engines" / recipe / "recipe.toml").touch()
+        assert told in cli("inspect", f"engines/{recipe}/recipe.toml").refusal
+    assert "such as engines/codelet/recipe.toml" in cli("build", "engines").refusal
 
 
 def test_nothing_given_where_nothing_was_built(
@@ -190,12 +203,3 @@ def test_standard_input_is_held(cli: Run, codelet: Path) -> None:
     said = cli("generate", codelet, stdin=b"ab\xff").refusal
     assert "standard input is not UTF-8: byte 0xff at offset 2" in said
     assert "no prompt; give --prompt TEXT" in cli("generate", codelet, terminal=True).refusal
-
-
-def test_the_bare_command_lists_every_verb(cli: Run) -> None:
-    ran = cli("--help")
-    assert ran.status == 0
-    assert cli() == ran
-    for name in COMMANDS:
-        assert f"\n  {name} " in ran.out
-        assert cli(name, "--help").status == 0

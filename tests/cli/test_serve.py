@@ -34,8 +34,11 @@ def started(
     )  # fmt: skip
     assert process.stderr is not None
     try:
+        said = ""
         for line in process.stderr:
+            said += line
             if found := re.search(r"serving codelet at (http://\S+)/v1", line):
+                assert "drafter model, gamma auto; 1 request runs" in said
                 yield found[1], process
                 return
         raise AssertionError("it never said where it listens")
@@ -45,14 +48,18 @@ def started(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_what_runs_end(codelet: Path, number: int) -> None:
+def test_a_signal_lets_what_runs_end(codelet: Path, tmp_path: Path, number: int) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# of the team\n  #old\n of-the-team \n")
     body = {"prompt": "def f(", "max_tokens": 300, "ignore_eos": True, "stream": True, "gamma": 0}
     with (
-        started(codelet, SPECRT_API_KEY="k") as (url, process),
+        started(codelet, "--api-key-file", str(keys), SPECRT_API_KEY="k") as (url, process),
         httpx.Client(base_url=url, headers={"Authorization": "Bearer k"}, timeout=60) as client,
         client.stream("POST", "/v1/completions", json=body) as answer,
     ):
-        assert httpx.get(f"{url}/v1/models").status_code == 401
+        for key, status in {"#old": 401, "# of the team": 401, "of-the-team": 200}.items():
+            asked = {"X-Api-Key": key, "Host": "llm.example"}
+            assert httpx.get(f"{url}/v1/models", headers=asked).status_code == status
         assert client.get("/v1/models").json()["data"][0]["specrt"]["backend"] == "ort-cpu"
         lines = answer.iter_lines()
         next(lines)
@@ -60,6 +67,8 @@ def test_a_signal_lets_what_runs_end(codelet: Path, number: int) -> None:
         *_, last = [line for line in lines if line]
         assert last == "data: [DONE]"
         assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert "stopped serving codelet" in process.stderr.read()
 
 
 LONG = {"max_tokens": 2000, "ignore_eos": True, "gamma": 0}
@@ -98,6 +107,7 @@ def test_what_is_cut_is_told_so(codelet: Path, tmp_path: Path, signals: int) -> 
         body = LONG | {"prompt": "def f("}
         whole = pool.submit(client.post, "/v1/completions", json=body, timeout=60)
         begun.wait(60)
+        assert client.get("/health", headers={"Host": "evil.example"}).status_code == 403
         while 'num_requests_waiting{model_name="codelet"} 4.0' not in client.get("/metrics").text:
             assert process.poll() is None
         for _ in range(signals):
@@ -117,8 +127,7 @@ def test_what_is_cut_is_told_so(codelet: Path, tmp_path: Path, signals: int) -> 
         assert whole.result().status_code == 503
         assert process.wait(60) == 0
         assert process.stderr is not None
-        *_, line = process.stderr.read().splitlines()
-        assert "5 of its completions were cut" in line
+        assert "5 of its completions were cut" in process.stderr.read()
 
 
 EARLY = """
@@ -155,7 +164,7 @@ def test_what_cannot_be_served_is_one_line(codelet: Path, tmp_path: Path) -> Non
     assert "--port" in refused(str(codelet), "--port", "70000")
     assert "specrt build" in refused(str(tmp_path / "nothing"), "--port", "0")
     empty = tmp_path / "keys"
-    empty.write_text("\n")
+    empty.write_text("\n# none yet\n")
     assert "no key" in refused(str(codelet), "--port", "0", "--api-key-file", str(empty))
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for")
@@ -170,7 +179,10 @@ def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:
         variables = {**os.environ, "SPECRT_API_KEY": "k"}
         return subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL, env=variables)
 
-    with started(codelet, "--verify", SPECRT_API_KEY="k") as (url, _):
+    names = ("--allow-host", "llm.example")
+    with started(codelet, "--verify", *names, SPECRT_API_KEY="k") as (url, _):
+        for host, status in {"llm.example": 200, "localhost": 200, "evil.example": 403}.items():
+            assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
         remote = url.replace("http", "ws")
         assert text("--remote", remote, "--gamma", "4") == text("--gamma", "0")
         refused_ = subprocess.run(
@@ -178,4 +190,4 @@ def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         assert refused_.returncode == 2
-        assert "key" in refused_.stderr
+        assert "401, this server needs a key" in refused_.stderr

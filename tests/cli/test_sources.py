@@ -95,7 +95,7 @@ def test_what_makes_no_sense_of_a_source_is_one_line(
     said = cli("generate", codelet, *prompt, "--num-beams", 4).refusal
     assert "beams are not speculated on" in said
     said = cli("generate", codelet, *prompt, "--prompt-logprobs", 1, "--json").refusal
-    assert "prompt_logprobs" in said
+    assert "--prompt-logprobs is 1" in said
     assert is_one in cli("chat", codelet).refusal
     assert is_one in cli("collect", codelet, "--prompts", file, "--out", tmp_path / "t").refusal
     assert not (tmp_path / "t").exists()

@@ -169,8 +169,8 @@ REFUSED = [
     ("{file} {none}", "{none} does not exist; build one with"),
     ("{file} {bundle} --language xx", "language is 'xx'; known: de, en"),
     ("{file} {bundle} --task translat", "task is 'translat'; did you mean 'translate'?"),
-    ("{file} {bundle} --temperature=-1", "temperature is -1.0; expected a number of 0 or more"),
-    ("{file} {bundle} --no-speech-threshold 2", "no_speech_threshold is 2.0; expected a probab"),
+    ("{file} {bundle} --temperature=-1", "--temperature is -1.0; expected a finite number of 0"),
+    ("{file} {bundle} --no-speech-threshold 2", "--no-speech-threshold is 2.0; expected a probab"),
     ("", "Missing argument 'FILE.wav'"),
 ]
 

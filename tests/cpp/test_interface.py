@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import specrt
 from cpp.conftest import SOURCES, BuildLibrary, Library, Sanitize, run_program
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
@@ -28,20 +29,28 @@ def test_the_interface_under_sanitizers(built_library: BuildLibrary, sanitize: S
         run_program([program, name])
 
 
-def test_the_header_is_c(native: Library) -> None:
-    assert "fake: 3 tokens" in run_program([native.program("header_check"), "any", "count 3"])
+@pytest.mark.parametrize("program", ["header_check", "archive_check"])
+def test_the_header_is_c(native: Library, program: str) -> None:
+    assert "fake: 3 tokens" in run_program([native.program(program), "any", "count 3"])
+
+
+def test_the_header_has_the_release_of_the_package() -> None:
+    header = (SOURCES / "include" / "specrt" / "specrt.h").read_text("utf-8")
+    assert re.findall(r'#define SPECRT_VERSION "(.*)"', header) == [specrt.__version__]
 
 
 @pytest.mark.parametrize("implementation", ["hosted", "native"])
 def test_only_the_interface_is_exported(
     request: pytest.FixtureRequest, implementation: str
 ) -> None:
-    if shutil.which("nm") is None:
-        pytest.skip("needs nm")
+    if shutil.which("nm") is None or shutil.which("objdump") is None:
+        pytest.skip("needs nm and objdump")
     header = (SOURCES / "include" / "specrt" / "specrt.h").read_text("utf-8")
     declared = set(re.findall(r"^SPECRT_API [^(]*?(specrt_\w+)\(", header, re.MULTILINE))
     assert len(declared) > 30
     library: Library = request.getfixturevalue(implementation)
+    described = run_program(["objdump", "-p", library.path])
+    assert re.findall(r"SONAME +(.*)", described) == [f"libspecrt-{implementation}.so.1"]
     exported = run_program(["nm", "-D", "--defined-only", "--format=posix", library.path])
     assert {line.split()[0] for line in exported.splitlines()} == declared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpp.conftest import BuildLibrary, Library, compiler, onnxruntime_library, run_program
+from specrt.bundle import read_manifest
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 
@@ -77,6 +79,54 @@ def test_a_stream_that_is_over_leaves_the_next_one_alone(
     assert json.loads(ids) == generated(generator, 24)
 
 
+def test_a_processor_may_end_the_stream_it_belongs_to(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    calls, ids = library.run("ending_processor", bundle=codelet)
+    assert int(calls) <= 2
+    assert json.loads(ids) == generated(generator, 4)
+
+
+def test_what_an_application_asks_besides(
+    library: Library, codelet: Path, generator: Generator
+) -> None:
+    (line,) = library.run("asked", bundle=codelet)
+    found, manifest = json.loads(line), read_manifest(codelet)
+    assert found["bos"] == (-1 if manifest.bos_token_id is None else manifest.bos_token_id)
+    assert found["eos"] == sorted(manifest.eos_token_ids)
+    assert found["weights"] == sum(model.weight_bytes for model in manifest.models)
+    rows = manifest.batch if library.implementation == "hosted" else 1
+    assert found["kv"] * manifest.batch == manifest.kv_bytes() * rows
+    assert found["resident"] > 10 * 2**20
+    if library.implementation == "native":
+        assert found["telemetry"] == os.environ.get("ORT_DISABLE_TELEMETRY", "1")
+    vocabulary = range(manifest.target.geometry.vocab_size)
+    spelled = b"".join(generator.tokenizer.bytes_of(token) + b"\n" for token in vocabulary)
+    assert bytes(found["bytes"]) == spelled
+    assert found["emitted"] == sorted(found["emitted"])
+    assert found["emitted"][-1] == 12
+    told = found["completion"]
+    for name, entries in (
+        ("logprobs", told["logprobs"]), ("prompt_logprobs", told["prompt_logprobs"][1:])
+    ):  # fmt: skip
+        expected = [[int(t), e["rank"], e["logprob"]] for one in entries for t, e in one.items()]
+        numbers = [json.loads(each) for each in found[name]]
+        assert [each[:2] for each in numbers] == [each[:2] for each in expected]
+        assert [n[2] for n in numbers] == pytest.approx([e[2] for e in expected], abs=1e-4)
+
+
+def test_a_shortage_of_memory_is_told_as_one(built_library: BuildLibrary, codelet: Path) -> None:
+    """Not sanitized: sanitizers reserve more than any limit."""
+    program = built_library("native").program("application")
+    limits, found = range(60_000, 240_000, 20_000), set()
+    for kib in limits:
+        command = f'ulimit -v {kib}; exec "$@"'
+        arguments = ["sh", "-c", command, "sh", program, "opening", f"bundle={codelet}"]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+        found.add(done.stdout.split("|")[0])
+    assert found == {"SPECRT_MEMORY", "SPECRT_OK"}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("implementation", ["hosted", "native"])
 def test_memory_goes_back(built_library: BuildLibrary, codelet: Path, implementation: str) -> None:
@@ -141,6 +191,13 @@ def test_what_is_not_onnx_runtime_is_refused(
     (line,) = native.run("opening", bundle=codelet, onnxruntime=made)
     assert line.startswith("SPECRT_ENGINE|")
     assert says in line
+
+
+def test_a_named_library_is_used_or_opening_fails(native: Library, codelet: Path) -> None:
+    for name in ("onnxruntime", "tokenizer"):
+        (line,) = native.run("opening", bundle=codelet, **{name: "/none.so"})
+        assert line.startswith("SPECRT_ENGINE|")
+        assert "/none.so" in line
 
 
 def test_what_is_no_library_is_refused(native: Library, codelet: Path, tmp_path: Path) -> None:

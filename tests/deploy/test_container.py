@@ -31,8 +31,8 @@ FIELDS = {
         "volumes", "securityContext", "terminationGracePeriodSeconds",
     },
     "container": {
-        "name", "image", "args", "ports", "env", "readinessProbe", "livenessProbe", "resources",
-        "securityContext", "volumeMounts",
+        "name", "image", "args", "ports", "env", "lifecycle", "readinessProbe", "livenessProbe",
+        "resources", "securityContext", "volumeMounts",
     },
 }  # fmt: skip
 
@@ -86,7 +86,9 @@ def test_the_manifest_has_fields_that_kserve_knows_and_fits_the_image() -> None:
     assert only["name"] == "kserve-container"  # the name by which KServe knows the server
     assert predictor["minReplicas"] <= predictor["maxReplicas"]
     drain = int(only["args"][only["args"].index("--drain") + 1])
-    assert predictor["terminationGracePeriodSeconds"] > drain
+    program, seconds = only["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    assert predictor["terminationGracePeriodSeconds"] > int(seconds) + drain
     assert f"USER {predictor['securityContext']['runAsUser']}\n" in DOCKERFILE
     (port,) = only["ports"]
     assert str(port["containerPort"]) == entrypoint()[-1]

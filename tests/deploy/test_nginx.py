@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,9 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
+from websockets.sync.client import connect as open_websocket
 
+from scheduler.support import rows
+from serve.support import serving
+from specrt.remote.frames import PATH
+from specrt.serve.verify_sessions import VerifyLimits
+from specrt.text.tokenizer import Tokenizer
 from support.fleets import ROOT, Watched, complete, free_port, lose, servers, started, until
+from support.rows import packed
 
 NGINX = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
 CONFIG = ROOT / "deploy" / "nginx.conf"
@@ -47,6 +56,35 @@ def test_the_configuration_is_read_without_a_warning(tmp_path: Path) -> None:
     )
     assert tried.returncode == 0, tried.stderr
     assert "warn" not in tried.stderr
+
+
+def test_what_the_server_takes_passes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Recordings, WebSockets of devices, its own page; and no page of another site."""
+    assert NGINX is not None
+    own = free_port()
+    toys = rows(packed, 1, tokenizer)
+    with serving(toys, verify=VerifyLimits(), allow_hosts=()) as live:
+        port = live.http.base_url.port
+        assert port is not None
+        file = with_ports(tmp_path, own, [port] * 3)
+        command = [NGINX, "-p", str(tmp_path), "-c", str(file), "-g", "daemon off;"]
+        url = f"http://127.0.0.1:{own}"
+        with started(command, url, tmp_path / "nginx.log", {}):
+            recording = {"file": ("a.wav", b"\0" * 5_000_000)}
+            heard = httpx.post(f"{url}/v1/audio/transcriptions", files=recording)
+            assert "no bundle for automatic-speech-recognition" in heard.text
+            body = {"prompt": "ab", "max_tokens": 2}
+            for headers, status in (
+                ({"Origin": url}, 200),
+                ({"Origin": "https://evil.example"}, 403),
+                ({"Host": "evil.example"}, 403),
+            ):
+                answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+                assert answer.status_code == status
+            large = httpx.post(f"{url}/v1/completions", json={"prompt": "a" * 5_000_000})
+            assert large.status_code == 413
+            with open_websocket(f"{url.replace('http', 'ws')}{PATH}") as link:
+                assert json.loads(link.recv(10))["type"] == "welcome"
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ import specrt
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, SpecrtError
 from specrt.params import SamplingParams
+from specrt.text.chat_template import read_template
 from specrt_export import builder
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.builder import build, is_fresh
@@ -396,13 +397,24 @@ def test_a_build_without_transformers_or_room_for_it_says_so(
 
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     """And its texts end as config.json says, where there is no generation config."""
-    (draftless.folder / "target" / "generation_config.json").unlink()
+    home = draftless.folder / "target"
+    (home / "generation_config.json").unlink()
+    (home / "special_tokens_map.json").write_text('{"cls_token": "<|endoftext|>"}')
+    (home / "chat_template.jinja").write_text("{{ cls_token }}")
+    (home / "additional_chat_templates").mkdir()
+    (home / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].type }}")
     build(draftless, out)
     manifest = Bundle.open(out).manifest
     assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0, 1, 3), 0, None)
     assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
     assert not (out / "draft").exists()
     assert complete(out) == complete(out, gamma=0)
+    # Chat templates for purposes, and tokens that only a map names, come along.
+    template = read_template(out)
+    assert template.render([]) == "<|endoftext|>"
+    assert template.render([], tools=[{"type": "function"}]) == "function"
+    (home / "additional_chat_templates" / "tool_use.jinja").write_text("changed")
+    assert not is_fresh(draftless, out)
     # The model's own count is held to the tokenizer's, where the recipe names no draft.
     path = draftless.folder / "target" / "tokenizer.json"
     data = json.loads(path.read_text(encoding="utf-8"))

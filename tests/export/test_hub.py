@@ -21,6 +21,7 @@ FILES = {
     "model.safetensors": len(TENSOR).to_bytes(8, "little") + TENSOR + bytes(4),
     "pytorch_model.bin": b"pickled",
     "README.md": b"# hello",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
 }
 ASK = """
 import json, sys
@@ -119,8 +120,10 @@ def test_a_hub_name_is_fetched_once_and_only_what_is_needed(hub: str, tmp_path: 
     asked = [(revision, revision == "v1") for revision in ("v1", None, COMMIT)]
     alone, whole, cached = ask(hub, tmp_path, *(("owner/tiny", *how) for how in asked))
     assert alone == [["config.json"], COMMIT, []]
-    assert whole == cached == [["config.json", "model.safetensors"], COMMIT, ["w"]]
-    assert sorted(Hub.sent) == ["config.json", "model.safetensors"]
+    fetched = ["additional_chat_templates", "config.json", "model.safetensors"]
+    assert whole == cached == [fetched, COMMIT, ["w"]]
+    fetched[0] = "additional_chat_templates/tool_use.jinja"
+    assert sorted(Hub.sent) == fetched
 
 
 REFUSED = {

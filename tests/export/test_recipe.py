@@ -133,7 +133,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not UTF-8 text"):
         read_recipe(path)
     with pytest.raises(
-        RecipeError, match=r"is a folder, not a file; name the recipe in it, .*/recipe\.toml"
+        RecipeError, match=r"is a folder, not a file; name a recipe in it, .*recipe\.toml"
     ):
         read_recipe(tmp_path)
 

@@ -7,6 +7,7 @@ and for aarch64.
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ ENTRIES = {HEADERS / "kernels" / name for name in ("operators.cpp", "measure.cpp
 CACHE = REPOSITORY / "build" / "tests-kernels"
 """Ignored by git. A folder for each program that was built."""
 
-# Multiply and add in one only where it is written, as setup.py says.
+# Multiply and add in one only where it is written, as the kernels' own flags say.
 FLAGS = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
 SANITIZED = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 AARCH64 = {"max": ["i8mm", "dotprod", "scalar"], "neoverse-n1": ["dotprod", "scalar"],
@@ -91,6 +92,32 @@ def test_every_instruction_set_here_has_the_bits_of_the_reference(
 @pytest.mark.nightly
 def test_every_instruction_set_here_has_the_bits_of_the_reference_under_sanitizers() -> None:
     check_names(printed(program(*compiler(), *SANITIZED)))
+
+
+def clang() -> str:
+    found = shutil.which("clang++")
+    return found or pytest.skip("clang++ is not installed")
+
+
+def test_clang_compiles_every_kernel_without_a_warning() -> None:
+    program(clang(), "-O0")
+
+
+@pytest.mark.nightly
+def test_every_instruction_set_here_has_the_bits_of_the_reference_by_clang() -> None:
+    check_names(printed(program(clang(), "-O3")))
+
+
+def test_kernels_are_optimized_whatever_the_build_type(tmp_path: Path) -> None:
+    command = ["cmake", "-S", HEADERS.parent, "-B", tmp_path, "-DSPECRT_IMPLEMENTATION=native"]
+    command += ["-DCMAKE_BUILD_TYPE=MinSizeRel", "-DCMAKE_CXX_FLAGS=-ffast-math"]
+    printed(*command, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    units = json.loads((tmp_path / "compile_commands.json").read_text("utf-8"))
+    ran = {Path(unit["file"]): unit["command"].split() for unit in units}
+    for source in HEADERS.glob("kernels/*.cpp"):
+        flags = ran[source]
+        assert [flag for flag in flags if flag.startswith("-O")][-1] == "-O3", source
+        assert flags.index("-fno-fast-math") > flags.index("-ffast-math"), source
 
 
 @pytest.mark.parametrize(

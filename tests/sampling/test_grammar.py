@@ -6,8 +6,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -17,12 +19,13 @@ from numpy.typing import NDArray
 
 from specrt.errors import RequestError
 from specrt.generator import Generator
+from specrt.json_schema import rooted
 from specrt.params import SamplingParams
 from specrt.sampling.grammar import GrammarProcessor, Grammars
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
-from support.schemas import NESTED, STRUCTURES, Asked
+from support.schemas import NESTED, SCHEMAS, STRUCTURES, Asked
 from support.toy import TableEngine, generator, near, sentencepiece
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
@@ -131,6 +134,20 @@ def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
             [allowed(made, *[A] * depth) for depth in range(1, 60)]
         assert "\n" not in str(raised.value)
         assert (allowed(made), allowed(made, B)) == ([A, B], [EOS])
+
+
+def test_a_text_whose_grammar_takes_too_long_fails_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every mask seems to take 30 ms of the processor."""
+    clock = count(step=30_000_000)
+    monkeypatch.setattr("specrt.sampling.grammar.thread_time_ns", lambda: next(clock))
+    one = generator(TableEngine(3, vocab=VOCABULARY, batch=2), None, tokenizer, eos=[EOS])
+    asked = [SamplingParams(max_tokens=40, regex="[a-z]{40}"), SamplingParams(max_tokens=40)]
+    (slow,), (free,) = one.generate_many([PROMPT] * 2, asked)
+    assert (slow.finish_reason, free.finish_reason) == ("error", "length")
+    assert "the constraint took 2" in str(slow.error)
+    assert 0 < len(slow.token_ids) < 20
 
 
 def test_what_a_model_or_an_installation_lacks_is_told(
@@ -247,6 +264,7 @@ def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
 
 OBJECT = {"type": "object"}
 NULL = {"type": "null"}
+LOOP = {**OBJECT, "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
 ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     (True, ["1", '{"a": [null, "x"]}', "[]", '"é😀"'], ["{", "01", "nul", "[1,]"]),
     ({"type": ["integer", "null"]}, ["3", "null"], ['"a"', "3.5", "1e2"]),
@@ -272,8 +290,44 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"$ref": "#/definitions/x", "minimum": 8, "definitions": {"x": {"type": "integer"}}},
      ["9"], ["7", '"a"']),
     ({"anyOf": [NULL, {"type": "array", "items": {"$ref": "#"}}]}, ["[[null],[]]"], ["[1]"]),
+    ({"properties": {"$ref": {"enum": [{"$ref": "#/a"}]}}, "additionalProperties": False,
+      "default": {"$ref": "x"}, "examples": [{"$id": 3}]},
+     ['{"$ref":{"$ref":"#/a"}}'], ['{"$ref":1}']),
+    ({"properties": {"x": rooted(LOOP, ("properties", "x"))}, "additionalProperties": False},
+     ['{"x":{"next":{"next":{}}}}'], ['{"x":{"next":{"x":{}}}}']),
     ({"title": "t", "description": "d", "default": 1, "examples": [2], "$comment": "c",
       "deprecated": True, "readOnly": True, "x-mine": 1, **NULL}, ["null"], ["1"]),
+    # What says nothing, and what the compiler would take for a reason to pass over something else.
+    ({"not": False, "uniqueItems": False, "nullable": False, "if": {}, "unevaluatedItems": True,
+      "then": True, "minContains": 3, "dependentRequired": {"a": []}, "dependentSchemas": {},
+      "unevaluatedProperties": {}, "discriminator": {"propertyName": "a"}, **NULL},
+     ["null"], ["1"]),
+    *((OBJECT | {"propertyNames": any_, "additionalProperties": NULL}, ['{"a":null}'], ['{"a":1}'])
+      for any_ in ({"type": "string"}, {"type": ["null", "string"], "title": "t"}, True, {})),
+    ({"prefixItems": [NULL], "additionalItems": False}, ["[null,1]"], ["[1]"]),
+    ({"$schema": "https://json-schema.org/draft/2019-09/schema", "prefixItems": [NULL]}, ["[]"],
+     ["[1]"]),
+    ({"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}, ["5"], ["6"]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://a.example/b/",
+      "allOf": [{"$id": "http://a.example/", "$ref": "c"}], "definitions": {
+          "x": {"$id": "http://a.example/c", "type": "string"}, "y": {"$id": "c", **NULL}}},
+     ["null"], ['"a"']),
+    ({"type": "integer"}, ["-9223372036854774784", "1234567890123456789"], ["1" * 20]),
+    # Characters that JSON strings have as escapes alone.
+    *((schema, [f'"a\\u00{ord(character):02x}b"'], ['"ab"', '"a\x7fb"', '"a\\u0062"'])
+      for character in "\0\x1b\x7f"
+      for schema in ({"const": f"a{character}b"}, {"enum": [f"a{character}b"]},
+                     {"type": "string", "pattern": f"^a\\x{ord(character):02x}b$"},
+                     {"type": "string", "pattern": f"^a{character}b$"})),
+    ({"const": {"\x01": ["\x02\x03"]}}, ['{"\\u0001":["\\u0002\\u0003"]}'], ['{"":[""]}']),
+    ({"enum": ["\x80\x9f\u2028𝄞\"\\/"]}, ['"\x80\x9f\u2028𝄞\\"\\\\/"'], ['"\\u0080"']),
+    ({"properties": {"a\x01": NULL}}, ['{"a\\u0001":null}', '{"a":1}'], ['{"a\\u0001":1}']),
+    *(({"type": "string", "pattern": f"^a{part}$"}, good, bad) for part, good, bad in (
+        ("[^\\x00-\\x1f\\x7f]", ['"ab"'], ['"a"']), ("[\\x00-\\x7f]b", ['"acb"'], ['"ab"']),
+        ("([\\x7f]c|b)", ['"ab"'], ['"ac"', '"a"']), ("[^[\\x01b]]", ['"ac"'], ['"ab"', '"a"']),
+        ("[]\\x01]", ['"a]"'], ['"a"']), ("([\\x00-\\x7f&&[\\x7f]]c|b)", ['"ab"'], ['"ac"']))),
+    ({"type": "string", "minLength": 2, "maxLength": 2, "enum": ["a\x01", "\x01"]},
+     ['"a\\u0001"'], ['"a"', '"\\u0001"']),
 ]  # fmt: skip
 
 
@@ -286,23 +340,86 @@ def test_keywords_hold(grammars: Grammars, schema: Any, good: list[str], bad: li
     assert [text for text in (*good, *bad) if accepts(text)] == good
 
 
-UNENFORCED = (
-    "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "then", "else",
-    "propertyNames", "dependentRequired", "dependentSchemas", "dependencies",
-    "unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef", "contentEncoding",
-    "contentMediaType", "nullable", "discriminator", "minumum", "x-guidance", "$vocabulary",
-)  # fmt: skip
+A_KEY: dict[str, Any] = {"a": {"type": "null"}}
+UNENFORCED: dict[str, Any] = {
+    "uniqueItems": True, "contains": {}, "not": {}, "propertyNames": {"maxLength": 3},
+    "dependentRequired": {"a": ["b"]}, "dependentSchemas": A_KEY, "dependencies": A_KEY,
+    "unevaluatedProperties": False, "unevaluatedItems": A_KEY["a"], "$dynamicRef": "#a",
+    "$recursiveRef": "#", "contentEncoding": "base64", "contentMediaType": "text/html",
+    "nullable": True, "minumum": 3, "x-guidance": {}, "$vocabulary": {},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", ["#", "#/properties/a", "#/anyOf/1/items", "#/$defs/b"])
 def test_keywords_that_do_not_hold_are_named(place: str) -> None:
-    for keyword in UNENFORCED:
-        schema: Any = {keyword: {}}
+    for keyword, value in UNENFORCED.items():
+        schema: Any = {keyword: value}
         for step in reversed(place.split("/")[1:]):
             schema = [{}, schema] if step == "1" else {step: schema}
         with pytest.raises(RequestError) as raised:
             SamplingParams(json_schema=schema)
         assert f"json_schema has {keyword!r} at {place}, which cannot" in str(raised.value)
+
+
+def referring(draw: Callable[[st.SearchStrategy[Any]], Any], schema: Any) -> Any:
+    """Return a schema that admits the same, with schemas in other places, by any reference."""
+    defs: dict[str, Any] = {}
+    names = iter("abcdefgh")
+
+    def moved(inner: Any) -> Any:
+        if isinstance(inner, dict):
+            inner = {
+                word: {n: moved(v) for n, v in one.items()} if word == "properties"
+                else [moved(v) for v in one] if word == "anyOf"
+                else moved(one) if word == "items" else one
+                for word, one in inner.items()
+            }  # fmt: skip
+        name = next(names, None)
+        form = draw(st.sampled_from(["none", "pointer", "anchor", "id", "nested"]))
+        if name is None or form == "none":
+            return inner
+        key = draw(st.sampled_from(["a/b~", "%25", "é ", "<$ref>", "$id"])) + name
+        pointer = quote("/$defs/" + key.replace("~", "~0").replace("/", "~1"), safe="/$")
+        if form == "pointer":
+            defs[key] = inner
+            return {"$ref": f"root.json#{pointer}", "title": "t"}
+        if form == "anchor":
+            defs[key] = {"$anchor": f"anchor-{name}", "anyOf": [inner]}
+            return {"$ref": f"root.json#anchor-{name}"}
+        # In a root of its own a pointer begins at that root.
+        own = {"$id": f"{name}.json", "$defs": {key: {"anyOf": [inner]}}}
+        defs[name] = own | {"$ref": f"#{pointer}"}
+        return {"$ref": f"{name}.json" + (f"#{pointer}" if form == "nested" else "")}
+
+    return {"$id": "https://a.example/root.json", "anyOf": [moved(schema)], "$defs": defs}
+
+
+@given(schema=SCHEMAS, data=st.data())
+@settings(deadline=None, max_examples=25)
+def test_references_lead_where_the_standard_says(
+    grammars: Grammars, schema: Any, data: st.DataObject
+) -> None:
+    """Also within another schema, as a forced call has its tool's."""
+    other = referring(data.draw, schema)
+    for one in (other, {"prefixItems": [NULL, rooted(other, ("prefixItems", 1))]}):
+        plain = {"prefixItems": [NULL, schema]} if one is not other else schema
+        made, path = processor(grammars, json_schema=one), list[int]()
+        for _ in range(12):
+            ways = allowed(processor(grammars, *path, json_schema=plain))
+            assert allowed(made, *path) == ways
+            path.append(data.draw(st.sampled_from(ways)))
+            if path[-1] == EOS:
+                break
+
+
+def test_schemas_within_a_grammar_are_read_alike(grammars: Grammars) -> None:
+    """What only looks like one stays as it is."""
+    schema = '{"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}'
+    grammar = f'start: "%json [ ]" /%json [ ]/ <|tool|> %json {schema} // %json [ ]'
+    path = [*b"%json [ ]%json  ", TOOL, *b"5"]
+    made = processor(grammars, grammar=grammar)
+    assert all(token in allowed(made, *path[:depth]) for depth, token in enumerate(path))
+    assert allowed(made, *path[:-1]) == [ord("5")]
 
 
 class Broken:
@@ -315,17 +432,30 @@ CYCLIC["items"] = CYCLIC
 REFUSED_SCHEMAS: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]},
                                       "b": {"allOf": [{}, {"$ref": "#"}]}}}, "it admits nothing"),
-    ({"const": "\x01"}, "it admits nothing"),
+    ({"properties": {"a": {"const": "\x01"}}}, "has const with U+0001 at #/properties/a, which"),
+    ({"properties": {"a": {"pattern": "(?x)[\\a]"}}}, "has pattern with U+0007 at #/properties/a"),
+    ({"patternProperties": {"\x7f": {}}}, "has patternProperties with U+007F at #, which takes"),
+    ({"type": "string", "pattern": "^[\\x7f]$"}, "it admits nothing"),
+    ({"const": "a\ud800"}, "json_schema is not valid Unicode at character"),
+    *(({"$ref": to, "x-a": {}, "default": {}, "$defs": {"a": {"$id": "b", "$defs": {"c": {}}}}},
+       f"has $ref {to!r} at #, which leads to no schema within it")
+      for to in ("#/$defs/b", "#/$defs", "#/default", "#/x-a", "#a", "c", "https://a.example/b#",
+                 "b#/$defs/d", "http://[")),
+    ({"$ref": 5}, "has $ref 5 at #; expected text"),
+    ({"$defs": {"a": {"$id": "b"}, "c": {"$id": "b"}}}, "has 'b' at #/$defs/c a second time"),
+    ({"prefixItems": [{}], "items": [{}]}, "has a list of items beside prefixItems at #"),
     ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
     ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
+    ({"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(40)]},
+     "40 expressions (pattern, format) that may meet through allOf"),
     ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "write anyOf where alternatives may"),
     ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
     ({"allOf": [{"anyOf": [{"required": [f"{a}{i}"]} for a in "ab"]} for i in range(14)]},
      "too large"),
     ({"$ref": "#/$defs/d0", "$defs": {
-        f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(5000)}},
-     "5001 references, with up to "),
+        f"d{i}": {"items": {"$ref": f"#/$defs/d{(i + 1) % 5000}"}} for i in range(5000)}},
+     "5000 references, with up to "),
     ({"anyOf": [{"const": i} for i in range(4000)]}, "4000 anyOf at #; expected up to 1000"),
     ([], "json_schema is []; expected an object or true"),
     ('{"const": NaN}', "json_schema is no JSON: it holds NaN"),
@@ -336,6 +466,7 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
     ({"enum": [1, [2**53 + 1]]}, "has enum 9007199254740993 at #; expected numbers up to"),
     ({"exclusiveMinimum": 1, "maximum": 1.5}, "has exclusiveMinimum 1 at #, which cannot be"),
     ({"allOf": [{"exclusiveMinimum": 2}, {"maximum": 2.5}]}, "exclusiveMinimum 2 at #/allOf/0"),
+    ({"minimum": 1, "exclusiveMinimum": True, "maximum": 1.5}, "exclusiveMinimum 1 at #, which"),
 ]  # fmt: skip
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({"json_schema": schema}, message) for schema, message in REFUSED_SCHEMAS),
@@ -350,6 +481,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": 'start: %json {"properties": {"a": {}}}'}, "has %json with properties at #"),
     ({"grammar": "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(2000))},
      "grammar has 2001 rules and brackets; expected up to 1000 together"),
+    ({"grammar": "start: A\nA: <[3]> | " + " & ".join(f"/.*a.{{{i}}}b.*/" for i in range(30))},
+     "grammar has 29 &; expected fewer than 8"),
     ({"grammar": 'start: x\n x[max_tokens=3]: "a"'}, "grammar has max_tokens in"),
     ({"choice": []}, "choice is empty"),
     ({"choice": ["a", ""]}, "choice holds an empty string"),

@@ -9,6 +9,7 @@ import anthropic
 import pytest
 
 from serve.support import TOOLS, Live, serving
+from specrt.serve.messages_routes import CountBody
 from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator
 
@@ -98,6 +99,18 @@ def test_tools_are_used_and_their_results_read(
         {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
     ]  # fmt: skip
     client.messages.create(model="toy", max_tokens=5, messages=turns, tools=options["tools"])
+
+
+def test_thinking_and_calls_of_earlier_turns_reach_the_template() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+    ]  # fmt: skip
+    turns = [*HELLO, {"role": "assistant", "content": blocks}, *HELLO]
+    body = CountBody.model_validate({"messages": turns})
+    message = body.chat().messages[1].plain()
+    assert message["reasoning_content"] == "hm"
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

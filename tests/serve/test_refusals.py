@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from scheduler.support import rows
 from serve.support import Live, serving
 from specrt.errors import RequestError
 from specrt.serve.application import ServerOptions
+from specrt.serve.bodies import ChatBody, CompletionBody
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import TableEngine, generator
@@ -57,6 +59,20 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
         (CHAT, {"messages": "hello"}, "messages"),
         (CHAT, {"messages": [{"content": "x"}]}, "role"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (CHAT, {"messages": HELLO * 4097}, "messages"),
+        (
+            CHAT,
+            {"messages": HELLO, **dict.fromkeys(map(str, range(200)))},
+            "fields; expected up to 200",
+        ),
+        (CHAT, {"messages": [HELLO[0] | dict.fromkeys(map(str, range(200)))]}, "it has 202 fields"),
+        (
+            CHAT,
+            {"messages": HELLO, "logit_bias": dict.fromkeys(map(str, range(10_001)), 1)},
+            "logit_bias",
+        ),
+        ("/v1/responses", {"input": HELLO * 4097}, "input"),
+        ("/v1/messages", {"messages": HELLO * 4097, "max_tokens": 1}, "messages"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "logprobs"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "xml"}}, "'xml'"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "schema"),
@@ -70,6 +86,32 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], named: str) -> None:
     assert named in toy.refusal(path, 400, **body)
     assert named in toy.refusal(path, 400, **body, stream=True)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "prompt", "messages", "stop_token_ids", "allowed_token_ids", "suppress_tokens", "tools",
+        "begin_suppress_tokens", "forced_bos_token_id", "decoder_start", "guided_choice",
+    ],
+)  # fmt: skip
+def test_of_many_wrong_items_the_first_is_told(field: str) -> None:
+    """A hundred thousand sentences about them would take a second."""
+    model = ChatBody if field in ("messages", "tools") else CompletionBody
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate({"prompt": "x", field: [None] * 1000})
+    assert len([e for e in raised.value.errors() if e["loc"][0] == field]) <= 2
+
+
+def test_a_large_body_is_read_as_a_small_one_and_has_a_bound(toy: Live) -> None:
+    """Brackets and colons within a text are no values of the body."""
+    text = '"[{:' * 50_000
+    body: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "seed": 1}
+    small = toy.post(TEXT, **body)["choices"][0]["text"]
+    assert toy.post(TEXT, **body, metadata={text: text})["choices"][0]["text"] == small
+    assert "temperature" in toy.refusal(TEXT, 400, **body, temperature="a", metadata={text: 1})
+    for value in ([[]] * 150_001, [{}] * 150_001, [{"a": 1}] * 75_000):
+        assert "150000 lists" in toy.refusal(TEXT, 413, **body, metadata={text: value})
 
 
 def test_a_prompt_far_over_the_limit_is_refused_before_it_is_tokenized(
@@ -116,22 +158,35 @@ def test_other_models_and_paths_are_404(toy: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "named"),
     [
-        b"",
-        b"{",
-        b"[" * 100_000,
-        b'{"prompt": NaN}',
-        b"\xff\xfe",
-        b'"text"',
-        b"null",
-        b'{"prompt": "\\ud800"}',
+        (b"", "the body"),
+        (b"{", "line 1, column 2"),
+        (b'{\n "prompt": "x",\n "n": }', "line 3, column 7"),
+        (b'{"prompt": "x"} {', "line 1, column 17"),
+        (b"[" * 100_000, "too deep"),
+        (b'{"prompt": NaN}', "NaN is not a number"),
+        (b'{"prompt": 1e999}', "1e999 is not a number"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "5000 digits"),
+        (b"\xff\xfe{", "not a JSON object"),
+        (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
+        (b'"text"', "'text'; expected an object"),
+        (b"null", "None; expected an object"),
+        (b"[1]", "[1]; expected an object"),
+        (b'{"prompt": "\\ud800"}', ""),
     ],
 )
-def test_bodies_that_are_no_object(toy: Live, body: bytes) -> None:
+def test_bodies_that_are_no_object(toy: Live, body: bytes, named: str) -> None:
     answer = toy.http.post(TEXT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"]
+    assert named in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "APPLICATION/vnd.api+json"])
+def test_types_of_json_are_read(toy: Live, kind: str) -> None:
+    headers = {"content-type": kind}
+    answer = toy.http.post(TEXT, content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+    assert answer.status_code == 200
 
 
 def test_a_server_without_a_template_points_to_completions(tokenizer: Tokenizer) -> None:
@@ -152,7 +207,7 @@ def test_keys_open_everything_but_the_public_paths(tokenizer: Tokenizer) -> None
             assert answer.json()["error"]["type"] == "authentication_error"
         for headers in ({"Authorization": "Bearer right"}, {"X-Api-Key": "other"}):
             assert live.http.get("/v1/models", headers=headers).status_code == 200
-        key = {"Authorization": "Bearer right"}
+        key = {"Authorization": "Bearer right", "Content-Type": "application/json"}
         long = {"prompt": "x" * 1000}
         assert live.http.post(TEXT, json=long, headers=key).status_code == 413
 
@@ -182,6 +237,8 @@ def test_pages_of_named_origins_alone_may_call(tokenizer: Tokenizer) -> None:
 def test_options_out_of_range() -> None:
     with pytest.raises(RequestError, match="expected one such as"):
         ServerOptions(allow_origins=("app.example/path",))
+    with pytest.raises(RequestError, match="without scheme and port"):
+        ServerOptions(allow_hosts=("llm.example:80",))
     with pytest.raises(RequestError, match="max_queue"):
         ServerOptions(max_queue=-1)
     with pytest.raises(RequestError, match="empty"):

@@ -360,6 +360,13 @@ def test_a_bad_frame_ends_its_own_session_alone(
         ({"params": {"logprobs": 3}}, Close.REFUSED, "logprobs were asked for"),
         ({"params": {"json_schema": "{"}}, Close.REFUSED, "json_schema"),
         ({"params": 3}, Close.REFUSED, "expected dict"),
+        ({"prompt": "\ud800"}, Close.REFUSED, "surrogates"),
+        ({"tokenizer_sha256": "\udfff"}, Close.REFUSED, "surrogates"),
+        ({"params": {"stop": ["a\ud800"]}}, Close.REFUSED, "surrogates"),
+        ({"params": {"\ud800": 1}}, Close.REFUSED, "surrogates"),
+        ({"session": "\udc00\ud800"}, Close.REFUSED, "surrogates"),
+        ({"prompt_ids": ["\ud800"]}, Close.REFUSED, "surrogates"),
+        ({"prompt_ids": None, "prompt": "\U0001f600" * 50}, Close.REFUSED, "context"),
     ],
 )
 def test_a_hello_is_refused_in_words(
@@ -375,6 +382,18 @@ def test_a_hello_is_refused_in_words(
     assert (found[0], reason in found[1]) == (code, True), found
     if code == Close.OTHER_TOKENIZER:
         assert tokenizer.sha256 in found[1]
+
+
+def test_a_defect_ends_its_link_with_a_code(
+    client: Connect, home: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = client()
+    with monkeypatch.context() as broken:
+        broken.setattr(home, "paced", lambda *_, **__: 1 / 0)
+        hello = {"type": "hello", "protocol": PROTOCOL, "tokenizer_sha256": one.sha256}
+        one.wire.send(json.dumps({**hello, "prompt_ids": PROMPT}))
+        assert one.refusal()[0] == Close.FAILED
+    client().begin()
 
 
 def test_a_proposal_before_a_hello_is_refused(client: Connect) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from scheduler.support import rows
 from serve.support import TOOLS, Live, failing, serving
+from specrt.serve.responses_routes import ResponsesBody
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
@@ -93,9 +94,12 @@ def test_functions_are_called_and_their_results_read(toy: Live, client: openai.O
         (streamed,) = stream.get_final_response().output
     assert streamed.type == "function_call"
     assert streamed.arguments == call.arguments
+    deltas = kinds.count("function_call_arguments.delta")
+    assert deltas > 1
     assert kinds == [
-        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
-        "function_call_arguments.done", "output_item.done", "completed",
+        "created", "in_progress", "output_item.added",
+        *["function_call_arguments.delta"] * deltas, "function_call_arguments.done",
+        "output_item.done", "completed",
     ]  # fmt: skip
     items = [
         {"type": "reasoning", "id": "r", "summary": []},
@@ -116,6 +120,27 @@ def test_functions_are_called_and_their_results_read(toy: Live, client: openai.O
         model="toy", input=items, max_output_tokens=20, temperature=0,
         extra_body={"ignore_eos": True},
     ).output_text == wanted  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "assistant", "content": "so"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"},
+    ],
+)
+def test_reasoning_of_earlier_turns_reaches_the_template(item: dict[str, Any]) -> None:
+    for thought in (
+        {"content": [{"type": "reasoning_text", "text": "hm"}], "summary": []},
+        {"summary": [{"type": "summary_text", "text": "hm"}]},
+    ):
+        asked = {"role": "user", "content": "?"}
+        items = [asked, {"type": "reasoning", **thought}, item, asked]
+        _, message, _ = ResponsesBody.model_validate({"input": items}).chat().messages
+        plain = message.plain()
+        assert plain["reasoning_content"] == "hm"
+        assert plain["content"] == item.get("content")
+        assert ("tool_calls" in plain) == ("name" in item)
 
 
 @pytest.mark.parametrize(

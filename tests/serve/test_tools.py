@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.support import TOOLS, Live
-from specrt.serve.bodies import ChatBody
-from specrt.serve.tools import ToolCall, ToolCallParser, tool_use
+from specrt.serve.bodies import ChatBody, ChatMessage
+from specrt.serve.tool_calls import CallStream, ToolCall, ToolCallParser
+from specrt.serve.tools import tool_use
+from specrt.text.chat_template import ChatTemplate
 
 BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
 
@@ -26,12 +28,114 @@ def test_a_forced_call_is_a_call(toy: Live, choice: Any, seed: int) -> None:
     assert choice_["message"]["content"] is None
     assert call["function"]["name"] in (["time"] if choice != "required" else ["time", "weather"])
     assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
-    events = toy.events("/v1/chat/completions", **body)
-    deltas = [event["choices"][0] for event in events]
-    (streamed,) = [c for d in deltas for c in d["delta"].get("tool_calls", [])]
-    assert streamed["function"] == call["function"]
-    assert streamed["index"] == 0
-    assert deltas[-1]["finish_reason"] == "tool_calls"
+    first, *more = streamed_calls(events := toy.events("/v1/chat/completions", **body))
+    assert first["id"]
+    assert (first["type"], first["function"]["name"]) == ("function", call["function"]["name"])
+    assert {call["index"] for call in (first, *more)} == {0}
+    assert len(more) > 1
+    assert all(set(call) == {"index", "function"} for call in more)
+    arguments = "".join(call["function"]["arguments"] for call in (first, *more))
+    assert arguments == call["function"]["arguments"]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def streamed_calls(events: list[Any]) -> list[Any]:
+    return [c for e in events for c in e["choices"][0]["delta"].get("tool_calls", [])]
+
+
+@pytest.mark.parametrize("less", [0, 9, 14, 1000])
+def test_a_forced_call_that_is_cut_is_a_call(toy: Live, less: int) -> None:
+    """With as much of its arguments as there was room for, on every route."""
+    body = {**BODY, "tool_choice": "required", "seed": 1}
+    whole = toy.post("/v1/chat/completions", **body)
+    function = whole["choices"][0]["message"]["tool_calls"][0]["function"]
+    most = max(1, whole["usage"]["completion_tokens"] - less)
+    choice = toy.post("/v1/chat/completions", **body | {"max_tokens": most})["choices"][0]
+    assert choice["finish_reason"] == ("length" if less else "tool_calls")
+    assert not choice["message"]["content"]
+    calls = [call["function"] for call in choice["message"].get("tool_calls", [])]
+    assert [call["name"] for call in calls] == ([function["name"]] if less < 1000 else [])
+    arguments = "".join(call["arguments"] for call in calls)
+    assert function["arguments"].startswith(arguments)
+    assert (arguments == function["arguments"]) == (less == 0)
+    events = toy.events("/v1/chat/completions", **body | {"max_tokens": most})
+    streamed = streamed_calls(events)
+    assert "".join(call["function"]["arguments"] for call in streamed) == arguments
+    assert not any(event["choices"][0]["delta"].get("content") for event in events)
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    response = toy.post("/v1/responses", input="?", tools=flat, tool_choice="required", seed=1,
+                        max_output_tokens=most)  # fmt: skip
+    items = [item for item in response["output"] if item["type"] == "function_call"]
+    status = "incomplete" if less else "completed"
+    assert [(i["arguments"], i["status"]) for i in items] == [(arguments, status)] * len(calls)
+    assert response["status"] == status
+    used = [{"name": t["name"], "input_schema": t["parameters"]} for t in flat]
+    message = toy.post("/v1/messages", messages=BODY["messages"], tools=used, seed=1,
+                       tool_choice={"type": "any"}, max_tokens=most)  # fmt: skip
+    assert [b["name"] for b in message["content"] if b["type"] == "tool_use"] == [
+        call["name"] for call in calls
+    ]
+    assert message["stop_reason"] == ("max_tokens" if less else "tool_use")
+
+
+CITY = {"enum": ["Oslo", "Rome"]}
+NESTED: list[dict[str, Any]] = [
+    {"properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": CITY}},
+    {"properties": {"city": {"$ref": "#/definitions/a~1b%25"}}, "definitions": {"a/b%": CITY}},
+    {"properties": {"name": CITY, "city": {"$ref": "#/properties/name"}}},
+    {"properties": {"city": {"$ref": "c"}}, "$defs": {"a": {"$id": "c", **CITY}}, "$id": "tool"},
+    {"properties": {"city": {"$ref": "#c"}}, "$defs": {"a": {"$anchor": "c", **CITY}}},
+]
+
+
+@pytest.mark.parametrize("schema", NESTED, ids=lambda schema: str(schema)[:60])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_references_of_a_tool_lead_within_that_tool(
+    toy: Live, path: str, schema: dict[str, Any]
+) -> None:
+    """Another tool has definitions of the same names."""
+    schema |= {"type": "object", "required": ["city"], "additionalProperties": False}
+    other = json.loads(json.dumps(schema).replace("Oslo", "Bonn").replace("Rome", "Bern"))
+    both = {"other": other, "time": schema}
+    names = {"/v1/responses": "parameters", "/v1/messages": "input_schema"}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "name": n, names.get(path, "parameters"): s} for n, s in both.items()
+    ]
+    if path == "/v1/messages":
+        body: dict[str, Any] = {"messages": BODY["messages"], "max_tokens": 100}
+        tools = [{k: v for k, v in tool.items() if k != "type"} for tool in tools]
+        choice: Any = {"type": "any"}
+    elif path == "/v1/responses":
+        body, choice = {"input": "?", "max_output_tokens": 100}, "required"
+    else:
+        body, choice = {"messages": BODY["messages"], "max_tokens": 100}, "required"
+        tools = [{"type": "function", "function": tool} for tool in tools]
+    found = set()
+    for seed in range(6):
+        answer = toy.post(path, **body, tools=tools, tool_choice=choice, seed=seed)
+        name, arguments = _call_of(answer)
+        assert arguments["city"] in (["Oslo", "Rome"] if name == "time" else ["Bonn", "Bern"])
+        found.add(name)
+    assert found == {"other", "time"}
+
+
+def _call_of(answer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the arguments of the one call of an answer of any route."""
+    if "content" in answer:
+        return answer["content"][0]["name"], answer["content"][0]["input"]
+    if "output" in answer:
+        call = answer["output"][0]
+    else:
+        call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+    return call["name"], json.loads(call["arguments"])
+
+
+@pytest.mark.parametrize("parameters", [[1], "x", {"properties": {"a": {"$ref": "#/$defs/b"}}}])
+def test_parameters_that_are_no_schema_are_refused(toy: Live, parameters: Any) -> None:
+    function = {"name": "f", "parameters": parameters}
+    body = {**BODY, "tools": [{"type": "function", "function": function}]}
+    assert "expected" in toy.refusal("/v1/chat/completions", 400, **body, tool_choice="required")
 
 
 @pytest.mark.parametrize("several", [None, True, False])
@@ -76,16 +180,21 @@ def test_the_template_is_told_of_tools(toy: Live) -> None:
     parts=st.lists(
         st.sampled_from(
             ["hello ", "<tool", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}',
-             '{"name": "g", "arguments": {"x": [1, "</tool"]}}', "\n", "{}", "<"]
+             '{"name": "g", "arguments": {"x": [1, "</tool_call>"]}}', "\n", "{}", "<", "<think>",
+             "</think>", '{"name": "h", "arguments": {"a": "\\"<tool_call>{', '}', '"}}',
+             '{"arguments": "{}", "name": "i"}', "\\", '"']
         ), max_size=12,
     ),
     cuts=st.lists(st.integers(1, 9), max_size=30),
+    reasoning=st.booleans(),
 )  # fmt: skip
-def test_calls_are_found_however_a_text_is_cut(parts: list[str], cuts: list[int]) -> None:
+def test_calls_are_found_however_a_text_is_cut(
+    parts: list[str], cuts: list[int], reasoning: bool
+) -> None:
     text = "".join(parts)
-    whole = ToolCallParser()
+    whole = ToolCallParser(CallStream(reasoning=reasoning))
     wanted = joined([*whole.push(text), *whole.finish()])
-    cut, found = ToolCallParser(), []
+    cut, found = ToolCallParser(CallStream(reasoning=reasoning)), []
     for length in cuts:
         found += cut.push(text[:length])
         text = text[length:]
@@ -98,23 +207,83 @@ def joined(parts: list[str | ToolCall]) -> tuple[str, list[ToolCall]]:
     return "".join(part for part in parts if isinstance(part, str)).rstrip(), calls
 
 
+ONE, TWO = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g"}'
+
+
 @pytest.mark.parametrize(
     ("text", "rest", "calls"),
     [
-        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "", ["f"]),
-        ('so: <tool_call>{"name": "f", "arguments": {}}</tool_call>', "so: ", ["f"]),
-        ('<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>', "",
-         ["f", "g"]),
+        (f"<tool_call>\n{ONE}\n</tool_call>", "", ['f{"a": 1}']),
+        (f"so: <tool_call>{ONE}</tool_call>", "so: ", ['f{"a": 1}']),
+        (f"<tool_call>{ONE}</tool_call>\n<tool_call>{TWO}</tool_call>", "", ['f{"a": 1}', "g{}"]),
+        (f"<tool_call>{ONE}\n{TWO}</tool_call> so", " so", ['f{"a": 1}', "g{}"]),
         ("<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", []),
-        ('<tool_call>{"name": "f", "arguments": {}}', "", ["f"]),
+        (f"<tool_call>{ONE}", "", ['f{"a": 1}']),
         ('<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
+        ('<tool_call>{"name": "f", "arguments": {"a": "</tool_c', "", ['f{"a": "</tool_c']),
         ("a < b", "a < b", []),
+        # A tag within a string ends nothing, nor does one that opens.
+        ('<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>"}}</tool_call>', "",
+         ['f{"a": "x</tool_call>"}']),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\"}}<tool_call>"}}</tool_call>', "",
+         ['f{"a": "\\"}}<tool_call>"}']),
+        (f"<tool_call><tool_call>{ONE}</tool_call>", "<tool_call>", ['f{"a": 1}']),
+        # Mistakes that models make: a brace too few or too many, a string left open.
+        (f"<tool_call>{ONE[:-1]}</tool_call>.", ".", ['f{"a": 1}']),
+        (f"<tool_call>{ONE}}}\n</tool_call>.", ".", ['f{"a": 1}']),
+        (f"<tool_call>{ONE[:-2]}, b: no}}}}</tool_call>", "", ['f{"a": 1, b: no}']),
+        ('<tool_call>{"name": "f", "arguments": {"a": "x}}\n</tool_call>.', ".",
+         ['f{"a": "x}}']),
+        # Other orders and kinds.
+        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", ['f{"a": 1}']),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ['f{"a": 1}']),
+        ('<tool_call>{"name": "f", "parameters": {"a": 1}, "id": 7}</tool_call>', "",
+         ['f{"a": 1}']),
+        # What is only thought of is not called.
+        (f"<think>\n<tool_call>{ONE}</tool_call></think><tool_call>{TWO}</tool_call>",
+         f"<think>\n<tool_call>{ONE}</tool_call></think>", ["g{}"]),
+        (f"so <think><tool_call>{ONE}</tool_call>", "so <think>", ['f{"a": 1}']),
     ],
 )  # fmt: skip
 def test_what_is_no_call_stays_text(text: str, rest: str, calls: list[str]) -> None:
-    parser = ToolCallParser()
-    found_text, found = joined([*parser.push(text), *parser.finish()])
-    assert (found_text, [call.name for call in found]) == (rest.rstrip(), calls)
+    for pieces in ([text], [*text]):
+        parser, parts = ToolCallParser(), []
+        for piece in pieces:
+            parts += parser.push(piece)
+        found_text, found = joined([*parts, *parser.finish()])
+        assert found_text == rest.rstrip()
+        assert [call.name + call.arguments for call in found] == calls
+
+
+def test_nothing_is_called_in_reasoning_that_the_prompt_began(toy: Live) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    before, toy.service.template = toy.service.template, ChatTemplate(source, {})
+    call = '<tool_call>\\{"name": "time"\\}</tool_call>'
+    try:
+        answer = toy.post("/v1/chat/completions", **BODY, structured_outputs={
+            "regex": f"{call}</think>{call}"
+        })  # fmt: skip
+    finally:
+        toy.service.template = before
+    message = answer["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+    assert message["content"].endswith("</think>")
+
+
+def test_one_call_ends_where_its_json_does(toy: Live) -> None:
+    text = '<tool_call>{"name": "time", "arguments": {"city": "</tool_call>"}}</tool_call> more'
+    body = {**BODY, "structured_outputs": {"choice": [text]}, "parallel_tool_calls": False}
+    answer = toy.post("/v1/chat/completions", **body)
+    choice = answer["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "</tool_call>"}'
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    assert answer["usage"]["completion_tokens"] <= len(text) - len("</tool_call> more")
+    (begun, *more) = streamed_calls(toy.events("/v1/chat/completions", **body))
+    assert "".join(c["function"]["arguments"] for c in (begun, *more)) == '{"city": "</tool_call>"}'
+    stopped = toy.post("/v1/chat/completions", **body, stop=["city"])["choices"][0]
+    assert stopped["stop_reason"] == "city"
+    assert stopped["message"]["tool_calls"][0]["function"]["arguments"] == '{"'
 
 
 def test_calls_of_earlier_turns_are_read_as_objects(toy: Live) -> None:
@@ -124,9 +293,15 @@ def test_calls_of_earlier_turns_are_read_as_objects(toy: Live) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "42"},
     ]
-    toy.post("/v1/chat/completions", messages=messages, max_tokens=3)
-    call["function"] = {"name": "f", "arguments": "{"}
-    assert "'f'" in toy.refusal("/v1/chat/completions", 400, messages=messages)
+    for arguments in ('{"a": 1}', "{", "", "[1]", '"x"'):  # whatever a model wrote is told again
+        call["function"] = {"name": "f", "arguments": arguments}
+        toy.post("/v1/chat/completions", messages=messages, max_tokens=3)
+    read = {"{": "{", "": {}, '{"a": 1}': {"a": 1}, "[1]": "[1]"}
+    for arguments, wanted in read.items():
+        call["function"] = {"name": "f", "arguments": arguments}
+        message = ChatMessage.model_validate(messages[1]).plain()
+        assert message["content"] is None
+        assert message["tool_calls"][0]["function"]["arguments"] == wanted
 
 
 def test_no_tools_is_no_tool_use() -> None:
@@ -135,5 +310,5 @@ def test_no_tools_is_no_tool_use() -> None:
         body = ChatBody.model_validate(
             {"messages": messages, "tools": tools, "tool_choice": choice}
         )
-        assert tool_use(body).parser is None
+        assert tool_use(body).stream() is None
         assert tool_use(body).described is None

@@ -148,7 +148,7 @@ def test_a_text_is_no_prompt_of_it(live: Live) -> None:
 
 def test_a_bundle_of_text_says_that_it_hears_nothing(toy: Live) -> None:
     answer = post(toy, pcm(sines(1)))
-    assert answer.status_code == 404
+    assert answer.status_code == 400
     assert "no bundle for automatic-speech-recognition" in answer.json()["error"]["message"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., di
     def make(
         *, provider: bool = True, gpu: bool = True, unloadable: str = "", lacks: Sequence[str] = (),
         absent: str = "", packages: Mapping[str, str] = {}, board: str = "", release: str = "",
-        mode: str = "",
+        mode: str = "", tools: Sequence[str] = (),
     ) -> dict[str, Check]:  # fmt: skip
         gpus = (Gpu(0, "A GPU", "8.7", 8 << 30, True),) if gpu else ()
         problem = "" if gpu else NO_DRIVER
@@ -54,6 +55,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., di
         def lacking(name: str) -> str:
             return f"install {name}" if name in lacks else ""
 
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setattr(shutil, "which", lambda name: name if name in tools else None)
         providers = [ort_cuda.PROVIDER] if provider else []
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
         devices = Devices(tuple(gpu.name for gpu in gpus), problem)
@@ -83,7 +86,15 @@ UNKNOWN = "JetPack unknown (Jetson Linux unknown) with a TensorRT not known here
 CHECKS: list[tuple[dict[str, Any], str, str, str]] = [
     ({}, RUN_CUDA, "yes", ""),
     ({"provider": False}, RUN_CUDA, "no", "no CUDA provider; `pip uninstall onnxruntime`"),
-    ({"gpu": False}, RUN_CUDA, "no", f"{NO_DRIVER}; install the driver"),
+    ({"gpu": False}, "run bundles on a GPU", "no", "ort-cuda need an NVIDIA GPU and its driver"),
+    ({"absent": "fastapi"}, "serve over HTTP", "no", "make setup-serve"),
+    ({"absent": "fastapi"}, "fastapi", "missing: serves", "make setup-serve"),
+    ({"absent": "llguidance"}, "constrain texts", "no", "specrt[structured]"),
+    ({"absent": "optimum"}, "export checkpoints", "no", "make setup-export"),
+    ({"absent": "matplotlib"}, "train drafts", "no", "make setup-align"),
+    ({"tools": ["make", "c++"]}, "build libspecrt", "no", "pip install cmake"),
+    ({"tools": ["cmake", "make"]}, "C++ compiler", "missing", "apt install g++"),
+    ({"tools": ["cmake", "ninja", "g++"]}, "build libspecrt", "yes", ""),
     ({"unloadable": "libcudnn.so.9: gone"}, RUN_CUDA, "no", "libcudnn.so.9: gone; `pip uninstall"),
     ({"gpu": False, "provider": False}, "run ort-cpu bundles", "yes", ""),
     ({"lacks": ["tensorrt"]}, RUN_RTX, "yes", ""),
@@ -118,6 +129,15 @@ def test_a_finding_says_what_is_there_or_how_to_get_it(
     assert found in check.found
     assert (check.works, bool(check.remedy)) == (not remedy, bool(remedy))
     assert remedy in check.remedy
+
+
+def test_a_machine_without_a_gpu_hears_little_of_gpus(
+    machine: Callable[..., dict[str, Check]],
+) -> None:
+    everything = ["tensorrt", "tensorrt-rtx"]
+    found = machine(gpu=False, provider=False, lacks=everything, absent="tensorrt_rtx")
+    about = [name for name in found if re.search("tensorrt|cuda|gpu", name, re.IGNORECASE)]
+    assert set(about) - {"cuda.bindings", "tensorrt"} == {"NVIDIA GPU", "run bundles on a GPU"}
 
 
 def test_a_clone_installs_by_its_makefile(tmp_path: Path) -> None:

@@ -65,8 +65,11 @@ def test_every_difference_is_named() -> None:
     for name in (field.name for field in fields(Machine)):
         other = replace(here, **{name: "else"})  # type: ignore[arg-type]
         difference = here.difference(other) or ""
-        assert difference.startswith(name.replace("_", " "))
-        assert difference.endswith("else")
+        # The same machine may have another library, and lend fewer cores.
+        elsewhere = name not in ("cores", "library")
+        assert ("another machine" in difference) is elsewhere
+        assert f"{name.replace('_', ' ')} " in difference or not elsewhere
+        assert "not else" in difference
     assert here.difference(here) is None
 
 

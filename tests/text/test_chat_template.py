@@ -167,7 +167,9 @@ def test_json_is_not_escaped_for_the_web() -> None:
     assert found == '{"b":"<ż>"}'
 
 
-def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path) -> None:
+def test_of_several_the_one_for_tools_or_the_default_is_taken_and_a_separate_file_wins(
+    tmp_path: Path,
+) -> None:
     told = f"{tmp_path} has no chat template.*complete plain text instead"
     named: list[object] = [
         {"name": "tool_use", "template": "tools"},
@@ -178,5 +180,49 @@ def test_the_default_of_several_is_taken_and_a_separate_file_wins(tmp_path: Path
             read_template(bundle(tmp_path, chat_template=others))
     folder = bundle(tmp_path, chat_template=named)
     assert read_template(folder).render([]) == "plain <|eot|>"
+    assert read_template(folder).render([], tools=[{"type": "function"}]) == "tools"
     (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
     assert read_template(listed(folder)).render([]) == "from the file"
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("{{ 'null' if m.content is none else m.content }}{{ c.name }}", "nullf"),
+        ("{% if m.content is none %}{{ c.name }}{% else %}{{ m.content }}{% endif %}", "f"),
+        ("{{ m.content | trim }}{{ c.name }}", "f"), ("{{ m.content + c.name }}", "f"),
+        ("{{ m.content }}{% if m.content is string %}{{ c.name }}{% endif %}", "f"),
+        ("{{ c.arguments.a }}", "1"), ("{{ c.arguments | tojson }}", '{"a": 1}'),
+        ("{% for k, v in c.arguments | items %}{{ k }}{% endfor %}", "a"),
+        ("{{ 'call ' + c.arguments }}", 'call {"a": 1}'),
+    ],
+)  # fmt: skip
+def test_a_call_has_the_form_that_a_template_shows(source: str, wanted: str) -> None:
+    known = "{% set m = messages[0] %}{% set c = m.tool_calls[0].function %}"
+    function = {"name": "f", "arguments": {"a": 1}}
+    call = {"id": "1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    template = ChatTemplate(known + source, {})
+    assert template.render([message]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("{{ c.arguments }}", "not json"), ("{{ c.arguments | tojson }}", '"not json"'),
+        ("{% for k, v in c.arguments | items %}{{ k }}={{ v }}{% endfor %}", "arguments=not json"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_not_json_are_told_to_any_template(source: str, wanted: str) -> None:
+    call = {"function": {"name": "f", "arguments": "not json"}}
+    template = ChatTemplate("{% set c = messages[0].tool_calls[0].function %}" + source, {})
+    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == wanted
+
+
+@pytest.mark.parametrize("given", ["reasoning", "reasoning_content", "thinking"])
+def test_reasoning_has_all_its_names(given: str) -> None:
+    names = ("reasoning", "reasoning_content", "thinking")
+    message = {"role": "assistant", "content": "so", **dict.fromkeys(names), given: "why</s>"}
+    for read in names:
+        template = ChatTemplate(f"{{{{ messages[0].{read} }}}}", {})
+        assert template.render([message]) == "why</s>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ from tokenizers import Tokenizer as HubTokenizer
 from specrt.errors import BundleError, RequestError
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.tokenizer import Tokenizer
-from support.toy import BOS, EOS, SPECIAL
+from support.chat_templates import KNOWN
+from support.toy import BOS, EOS, SPECIAL, byte_level, sentencepiece
 from text.support import held, hub
 
 
@@ -182,17 +185,175 @@ def test_blank_control_tokens_in_contents_are_text(tmp_path: Path) -> None:
     assert used.encode(prompt) == [0, 1, 1, 0, 0, 2]
 
 
-def test_a_template_that_reads_control_tokens_in_contents_is_refused(
-    tokenizer: Tokenizer,
+def test_a_template_may_read_control_tokens_in_contents(tokenizer: Tokenizer) -> None:
+    """What it writes itself is its own, as where it takes reasoning from an earlier answer."""
+    (end,) = tokenizer.encode(EOS)
+    for source, content, wanted in (
+        ("{% if '</s>' in x %}</s></s>{% endif %}{{ x }}</s>", f"a{EOS}",
+         [end, end, *b"a</s>", end]),
+        ("{{ x.split('</s>')[-1] }}</s>", f"a{EOS}b", [*b"b", end]),
+        ("{{ x.split('</s>')[0].strip() }}</s>{{ x.split('</s>')[-1].lstrip() }}", f"a {EOS} b",
+         [*b"a", end, *b"b"]),
+    ):  # fmt: skip
+        template = ChatTemplate("{% set x = messages[0].content %}" + source, {})
+        prompt = template.render([{"role": "assistant", "content": content}])
+        assert tokenizer.encode(prompt) == wanted
+
+
+@pytest.mark.parametrize(
+    ("expression", "own"),
+    [
+        ("{{ '</s>' ~ x ~ '</s>' }}", 2), ("{{ '</s>' + x + '</s>' }}", 2),
+        ("{{ ('</s>' ~ x ~ ' </s> ') | trim }}", 2), ("{{ ('</s>' ~ x).strip() }}", 1),
+        ("{{ (x ~ '|</s>').split('|')[-1] }}", 1), ("{{ ('</s>|' ~ x).rsplit('|', 1)[0] }}", 1),
+        ("{{ ('</s>|' ~ x).partition('|')[0] }}{{ x.partition('|') | join }}", 1),
+        ("{{ ['</s>', x, '</s>'] | join }}", 2), ("{{ '</s>'.join([x, x]) }}", 1),
+        ("{{ '</s>%s' % x }}{{ '</s>%s' | format(x) }}", 2), ("{{ '</s>{}'.format(x) }}", 1),
+        ("{{ ('</s>' ~ x).replace('e', 'o') }}", 1), ("{{ 'e</s>' | replace('e', x) }}", 1),
+        ("{{ x.replace('s>', '/s>').replace('//', '/') }}", 0), ("{{ x[1:] }}{{ x[0:] }}", 0),
+        ("{{ ('</s>' ~ x)[:4] }}{{ ('</s>' ~ x)[4:] }}", 1), ("{{ x | upper | lower }}", 0),
+        ("{{ x | list | join }}{% for c in x %}{{ c }}{% endfor %}{{ x | string }}", 0),
+        ("{{ {'a': [x]} }}{{ {'a': [x]} | tojson }}{{ x | tojson }}{{ [x] ~ '' }}", 0),
+        ("{{ x | reverse | reverse }}{{ x | first }}{{ x | last }}{{ x * 2 }}", 0),
+        ("{% macro m(y) %}</s>{{ y }}{% endmacro %}{{ m(x) | trim }}", 1),
+        ("{% set y %}</s>{{ x }}{% endset %}{{ y }}{% filter trim %}{{ x }}{% endfilter %}", 1),
+        ("{% set n = namespace(y='</s>') %}{% set n.y = n.y ~ x %}{{ n.y | indent }}", 1),
+        ("{{ messages | map(attribute='content') | map('trim') | join('</s>') }}", 1),
+        ("{{ x | safe }}{{ x | e | replace('&lt;', '<') | replace('&gt;', '>') }}", 0),
+        ("{{ x | default('</s>') }}{{ none | default('</s>', true) }}", 1),
+        ("{{ x | title | lower }}{{ x | center(40) | trim }}{{ x.ljust(40) }}", 0),
+    ],
+)  # fmt: skip
+def test_texts_are_known_as_messages_whatever_a_template_does_with_them(
+    tokenizer: Tokenizer, expression: str, own: int
 ) -> None:
-    source = "{% if '</s>' in messages[0].content %}</s></s>{% endif %}e</s>"
-    said = [{"role": "user", "content": f"a{EOS}"}]
-    with pytest.raises(RequestError, match=r"</s>.*leave"):
-        tokenizer.encode(ChatTemplate(source, {}).render(said))
-    # Where it only drops some, the rest is what it makes of them.
-    cut_off = ChatTemplate("{{ messages[0].content.split('</s>')[-1] }}</s>", {})
-    prompt = cut_off.render([{"role": "user", "content": f"a{EOS}b"}])
-    assert tokenizer.encode(prompt) == [*b"b", *tokenizer.encode(EOS)]
+    (end,) = tokenizer.encode(EOS)
+    template = ChatTemplate("{% set x = messages[0].content %}" + expression, {})
+    messages = [{"role": "user", "content": content} for content in (f"e{EOS}e|{EOS}", "e")]
+    prompt = template.render(messages)
+    ids = tokenizer.encode(prompt)
+    assert ids.count(end) == own
+    assert spelled_out(tokenizer, ids) == prompt
+
+
+MARKERS = ["<|user|>", "<|assistant|>", "[system]", "[/system]", "<end>", "</think>", "<think>"]
+WORDS = ["  ", "\n\n", "hello", "<b>", "user", "###"]
+MARKED = ChatTemplate(
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<end>{% endfor %}{% if x %}"
+    "[{{ x.role }}][/{{ x.role }}]{{ m.split('</think>') }}user hello ### {% endif %}<|assistant|>",
+    {},
+)
+
+
+def word_pieces(folder: Path) -> Path:
+    words = {"[UNK]": 0, **{c: i + 1 for i, c in enumerate("abdehiklnorstuy<>/|[]# ")}}
+    made = HubTokenizer(models.WordPiece(words, unk_token="[UNK]", continuing_subword_prefix=""))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(prefix="")
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@held
+@given(said=st.lists(st.sampled_from([*MARKERS, *WORDS, "e", "|", "<", "th", " a"]), max_size=6))
+@example(said=["<|user|>", "hello", "  ", "</think>", "<b>", "###", "\n\n"])
+def test_what_a_template_writes_is_no_token_in_contents_and_other_added_tokens_are(
+    marked: list[tuple[Tokenizer, HubTokenizer]], said: list[str]
+) -> None:
+    """Whatever the flag of an added token says, and as models were trained to read the others."""
+    content = f"e{''.join(said)}e"
+    prompt = MARKED.render([{"role": "user", "content": content}])
+    for used, reference in marked:
+        ids = used.encode(prompt)
+        names = [hub(used).id_to_token(token) for token in ids]
+        assert [name for name in names if name in MARKERS] == ["<|user|>", "<end>", "<|assistant|>"]
+        begin, end = names.index("<|user|>") + 1, names.index("<end>")
+        assert ids[begin:end] == reference.encode(content, add_special_tokens=False).ids
+        assert used.encode(str(prompt), special=False)[:begin] == ids[:begin]
+
+
+@pytest.fixture(scope="session")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, HubTokenizer]]:
+    """Tokenizers with added tokens, none of them special, and what reads contents as it must."""
+    made = []
+    for number, write in enumerate(
+        (byte_level, word_pieces, partial(sentencepiece, style="gemma"))
+    ):
+        path = write(tmp_path_factory.mktemp(f"marked{number}"))
+        added = HubTokenizer.from_file(str(path))
+        added.add_tokens([AddedToken(name, normalized=False) for name in (*MARKERS, *WORDS)])
+        added.save(str(path))
+        state = json.loads(path.read_text())
+        for token in state["added_tokens"]:
+            token["special"] |= token["content"] in MARKERS
+        reference = HubTokenizer.from_str(json.dumps(state))
+        reference.encode_special_tokens = True
+        made.append((Tokenizer(path), reference))
+    return made
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
+def test_reasoning_in_an_earlier_answer_is_read_by_the_template(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    added = HubTokenizer.from_file(str(byte_level(tmp_path)))
+    names = [
+        "<think>",
+        "</think>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<tool_response>",
+        "<\uff5cUser\uff5c>",
+    ]
+    added.add_tokens([AddedToken(n, normalized=False) for n in names])
+    added.save(str(tmp_path / "tokenizer.json"))
+    template, used = ChatTemplate(KNOWN[name], {}), Tokenizer(tmp_path / "tokenizer.json")
+    library = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=added, chat_template=KNOWN[name]
+    )
+    for answer in ("<think>\nwhy\n</think>\n\nso", "so", "<think>a</think>b<think>c</think> d"):
+        for asked in ("hi", "<tool_response>42</tool_response>"):
+            talk = [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": asked},
+            ]
+            prompt = template.render(talk)
+            assert prompt == library.apply_chat_template(
+                talk, tokenize=False, add_generation_prompt=True
+            )
+            ids = used.encode(prompt)
+            if asked == "hi":
+                assert ids == library.encode(prompt, add_special_tokens=False)
+            elif name == "qwen3":
+                assert hub(used).token_to_id("<tool_response>") not in ids
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_special_tokens_that_only_the_configuration_names_are_special(
+    where: str, tmp_path: Path
+) -> None:
+    path = byte_level(tmp_path)
+    state = json.loads(path.read_text())
+    state["model"]["vocab"] |= {"<bos>": 262, "<pad>": 263}
+    made = HubTokenizer.from_str(json.dumps(state))
+    made.add_tokens([AddedToken(n, normalized=False) for n in ("<end>", "<extra>", "word")])
+    made.save(str(path))
+    special = {made.token_to_id(name) for name in (BOS, EOS, SPECIAL)}
+    bos, end, pad, extra, word = map(
+        made.token_to_id, ("<bos>", "<end>", "<pad>", "<extra>", "word")
+    )
+    named = {"bos_token": "<bos>", "eos_token": {"content": "<end>"}, "pad_token": "!"}
+    named["additional_special_tokens"] = ["<extra>", {"content": "<pad>"}]
+    (tmp_path / where).write_text(json.dumps(named))
+    used = Tokenizer(path)
+    assert used.special == special | {bos, end, pad, extra}
+    assert used.encode("a<bos>!word", special=False) == [97, bos, 33, word]
+    assert used.decode([97, bos, end, pad, extra, 33, word]) == "a!word"
+    prompt = ChatTemplate("{{ messages[0].content }}<end>", {}).render([{"content": "<bos><end>"}])
+    assert used.encode(prompt) == [*b"<bos><end>", end]
+    # What is written of it into a bundle names them itself.
+    again = Tokenizer(tmp_path / "elsewhere.json", data=used.to_json().encode())
+    assert again.special == used.special
 
 
 def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> None:
@@ -202,6 +363,9 @@ def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> N
     message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {f"n{EOS}": f"{EOS}b"}}
     ids = tokenizer.encode(template.render([message]))
     assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
+    template = ChatTemplate("{{ messages[0].role }}{{ tools[0].name ~ '</s>' }}", {})
+    ids = tokenizer.encode(template.render([{"role": f"a{EOS}"}], tools=[{"name": f"b{EOS}"}]))
+    assert ids == [*b"a</s>b</s>", *tokenizer.encode(EOS)]
 
 
 def test_messages_that_could_hide_control_tokens_are_refused() -> None:
@@ -214,8 +378,6 @@ def test_messages_that_could_hide_control_tokens_are_refused() -> None:
 def test_contents_may_hold_private_characters(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ messages[0].content }}</s>", {})
     every = "".join(map(chr, range(0x10F001, 0x10FFFE)))
-    for content in (every, f"{every[1:]}{EOS[:1]}"):
+    for content in (every, f"{every[1:]}{EOS[:1]}", f"{every}{EOS}"):
         ids = tokenizer.encode(template.render([{"content": content}]))
         assert tokenizer.decode(ids) == content
-    with pytest.raises(RequestError, match=r"hold all private .* leave"):
-        tokenizer.encode(template.render([{"content": every + EOS}]))

@@ -381,8 +381,13 @@ class Vocabulary:
             "add_eos_token": self.frames[1],
         }
         config |= {f"{n}_token": self.tokens[i] for n, i in roles.items() if i is not None}
-        template = self.file.text("tokenizer.chat_template", "")
-        return config | ({"chat_template": template} if template else {})
+        key = "tokenizer.chat_template"
+        named = [name for name in self.file.metadata if name.startswith(f"{key}.")]
+        templates = {"default": self.file.text(key, "")}
+        templates |= {name.removeprefix(f"{key}."): self.file.text(name) for name in named}
+        given = [{"name": name, "template": text} for name, text in templates.items() if text]
+        alone = [template["template"] for template in given if not named]
+        return config | ({"chat_template": alone[0] if alone else given} if given else {})
 
     def generation_config(self) -> dict[str, Any]:
         """Return what `generation_config.json` holds: the tokens that begin and end."""

@@ -8,6 +8,15 @@ install(TARGETS specrt EXPORT specrtTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# Programs name it without its implementation: the one that was installed last.
+set(kind STATIC)
+if(BUILD_SHARED_LIBS)
+  set(kind SHARED)
+endif()
+set(plain_name ${CMAKE_${kind}_LIBRARY_PREFIX}specrt${CMAKE_${kind}_LIBRARY_SUFFIX})
+add_custom_command(TARGET specrt POST_BUILD COMMAND ${CMAKE_COMMAND} -E
+  create_symlink $<TARGET_LINKER_FILE_NAME:specrt> ${CMAKE_CURRENT_BINARY_DIR}/${plain_name})
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${plain_name} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/specrt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 install(EXPORT specrtTargets NAMESPACE specrt:: DESTINATION ${package_dir})
@@ -24,7 +33,16 @@ install(FILES
 # The prefix as seen from the file, so that an installed tree may be moved.
 file(RELATIVE_PATH pkgconfig_to_prefix
   ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+set(static_libraries "")
+if(NOT BUILD_SHARED_LIBS)
+  set(static_libraries " -lstdc++ -lm -lpthread -ldl")
+endif()
 string(REGEX REPLACE "/$" "" pkgconfig_to_prefix "${pkgconfig_to_prefix}")
 configure_file(cmake/specrt.pc.in ${CMAKE_CURRENT_BINARY_DIR}/specrt.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/specrt.pc
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(NOT TARGET uninstall)
+  add_custom_target(uninstall COMMAND ${CMAKE_COMMAND}
+    -DLIST=${CMAKE_BINARY_DIR}/install_manifest.txt -P ${CMAKE_CURRENT_LIST_DIR}/uninstall.cmake)
+endif()

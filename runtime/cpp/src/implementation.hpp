@@ -23,6 +23,7 @@ struct OpenOptions {
   std::string python;
   std::string onnxruntime;
   std::string tokenizer;
+  std::uint64_t text_memory_bytes = 0;
 };
 
 struct Info {
@@ -36,7 +37,17 @@ struct Info {
   bool has_draft = false;
   bool has_tokenizer = false;
   std::string notices;
+  Token bos = -1;  // -1: none
+  std::vector<Token> eos;
 };
+
+struct Memory {
+  std::uint64_t weights_bytes = 0;
+  std::uint64_t kv_bytes = 0;  // once the buffers are full
+};
+
+// Of one position: the token that is there, then the likeliest ones that are not it.
+using Logprobs = std::vector<specrt_logprob>;
 
 using Prompt = std::variant<std::string, std::vector<Token>>;
 
@@ -69,12 +80,15 @@ struct Stats {
 class Run {
  public:
   virtual ~Run() = default;
-  // Run until there is a chunk; false at the end. After an exception only `stats` and `json` are
+  // Run until there is a chunk; false at the end. After an exception only what follows `cancel` is
   // called. Ends early, with false, once `cancel` was called.
   virtual bool next(Chunk& chunk) = 0;
   // Called from any thread, also while `next` runs; takes effect after the pass that runs.
   virtual void cancel() noexcept = 0;
   virtual Stats stats() = 0;
+  // Of the tokens so far, or of the prompt's from the second on; none where they were not asked
+  // for.
+  virtual std::vector<Logprobs> logprobs(bool of_prompt) = 0;
   // The object that `specrt generate --json` prints.
   virtual std::string json() = 0;
 };
@@ -94,6 +108,9 @@ class Host {
   virtual std::unique_ptr<Slot> slot() = 0;
   virtual std::vector<Token> encode(const std::string& text) = 0;
   virtual std::string decode(const std::vector<Token>& ids) = 0;
+  // What a token adds to a text; of special tokens nothing.
+  virtual std::string token_bytes(Token token) = 0;
+  virtual Memory memory() = 0;
 };
 
 std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& options);
@@ -108,7 +125,7 @@ class LockRelease {
   LockRelease& operator=(const LockRelease&) = delete;
 
  private:
-  void* held_ = nullptr;
+  [[maybe_unused]] void* held_ = nullptr;  // hosted
 };
 
 // What `specrt_version` adds to the release, such as "hosted".

@@ -64,6 +64,8 @@ void set_text(Params& params, const std::string& name, std::string value);
 void add_text(Params& params, const std::string& name, std::string value);
 void add_tokens(Params& params, const std::string& name, const Token* ids, std::size_t count);
 void add_bias(Params& params, Token token, double bias);
+// Make an option what it is where it was not set.
+void clear(Params& params, const std::string& name);
 
 // Refuse what does not go together: min_tokens above max_tokens, two structures, and so on.
 void check(const Params& params);

@@ -47,6 +47,8 @@ class Comparison:
     explains no margin beyond the tolerance of `specrt verify`."""
     reason: str = "nothing was drafted"
     """Why nothing was compared, where nothing was."""
+    undrafted: int = 0
+    """Pairs that could have drafted and did not: their output is plain decoding itself."""
 
     @property
     def unexplained(self) -> list[Difference]:
@@ -59,8 +61,11 @@ class Comparison:
         """Return a sentence."""
         if not self.compared:
             return f"outputs not compared: {self.reason}"
+        idle = (
+            f"; {self.undrafted} more drafted nothing and prove nothing" if self.undrafted else ""
+        )
         if not self.differences:
-            return f"outputs identical to plain decoding: {self.compared} compared"
+            return f"outputs identical to plain decoding: {self.compared} compared{idle}"
         share = f"{len(self.differences)} of {self.compared} outputs differ from plain decoding"
         margins = sorted(d.margin for d in self.differences if d.margin is not None)
         if not margins:
@@ -75,7 +80,8 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON types."""
         listed = [{**vars(d), "configuration": str(d.configuration)} for d in self.differences]
-        return {"compared": self.compared, "differing": len(listed), "differences": listed}
+        counts = {"compared": self.compared, "undrafted": self.undrafted, "differing": len(listed)}
+        return {**counts, "differences": listed}
 
 
 def compare_outputs(
@@ -92,6 +98,7 @@ def compare_outputs(
     for sample in samples[PLAIN]:
         first.setdefault(sample.prompt, sample.tokens)
     compared: set[tuple[Configuration, int]] = set()
+    drafting = {(c, s.prompt) for c, each in samples.items() if not c.is_plain for s in each}
     differences: dict[tuple[Configuration, int], Difference] = {}
     for configuration, each in samples.items():
         for sample in each:
@@ -103,8 +110,10 @@ def compare_outputs(
             if at is not None and pair not in differences:
                 gap = margin(sample.prompt, plain[:at]) if margin else None
                 differences[pair] = Difference(*pair, at, plain[at], sample.tokens[at], gap)
-    count = len(compared | differences.keys())
-    return Comparison(count, tuple(differences.values()), precision, promised)
+    compared |= differences.keys()
+    idle = len(drafting - compared)
+    found = tuple(differences.values())
+    return Comparison(len(compared), found, precision, promised, undrafted=idle)
 
 
 FP32_TOLERANCE = 1e-3

@@ -449,7 +449,8 @@ class Summary:
     def sentences(self) -> list[str]:
         """The verdict on each class, whether outputs were identical, bandwidth and memory."""
         tasks = self.report.tasks
-        verdicts = [f"{t.category}: {verdict(t)}" if len(tasks) > 1 else verdict(t) for t in tasks]
+        whose = {t.category: f"{t.category}: " if len(tasks) > 1 else "" for t in tasks}
+        verdicts = [f"{whose[t.category]}{sentence}" for t in tasks for sentence in verdict(t)]
         return [*verdicts, str(self.report.outputs), self._reading(), str(self.memory)]
 
     def _reading(self) -> str:
@@ -473,28 +474,28 @@ class Summary:
         }
 
 
-def verdict(task: Task) -> str:
-    """Return in words the best configuration, what `auto` makes of it, and what qualifies both."""
+def verdict(task: Task) -> list[str]:
+    """Return sentences: the best configuration, what `auto` makes of it, what qualifies both."""
     drafting = [row for row in task.rows if not row.configuration.is_plain]
-    parts = [_best(drafting)] if drafting else []
+    found = [_best(drafting)] if drafting else ["plain decoding alone was measured"]
     autos = [row for row in drafting if row.configuration.gamma == AUTO]
     fixed = [row for row in drafting if row.configuration.gamma != AUTO]
     if autos and fixed:
         auto, best = (max(rows, key=lambda row: row.overall) for rows in (autos, fixed))
-        parts.append(
-            f"in total time {auto.configuration} is {auto.overall:.2f} times and the best fixed, "
-            f"{best.configuration}, {best.overall:.2f} times as fast"
+        found.append(
+            f"in total time {auto.configuration} is {auto.overall:.2f} times as fast, and the best "
+            f"fixed one, {best.configuration}, {best.overall:.2f} times"
         )
     for row in drafting:
         if row.counts.fallback:
             count = sum(s.counts.fallback is not None for s in row.samples)
-            parts.append(
-                f"{row.configuration} stopped drafting in {count} of "
-                f"{len(row.samples)} completions ({row.counts.fallback})"
+            found.append(
+                f"{row.configuration} stopped drafting in {count} of {len(row.samples)} "
+                f"completions: {row.counts.fallback}"
             )
     if task.repetition >= 0.01:
-        parts.append(f"{task.repetition:.0%} of the plain output repeats itself")
-    return "; ".join(parts) or "plain decoding alone was measured"
+        found.append(f"{task.repetition:.0%} of the plain output repeats itself")
+    return found
 
 
 def _best(drafting: Sequence[BenchRow]) -> str:

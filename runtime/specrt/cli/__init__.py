@@ -14,30 +14,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from specrt.cli.number import in_plain_words
 from specrt.errors import SpecrtError, did_you_mean, first_line, shortage
 
+
+class Verb(NamedTuple):
+    """Where a command is, and the line that lists it."""
+
+    place: str
+    """Its module and the function there."""
+    help: str
+
+
 COMMANDS = {
-    "generate": "generate.command",
-    "chat": "chat.command",
-    "transcribe": "transcribe.command",
-    "serve": "serve.command",
-    "build": "build.command",
-    "export": "export.command",
-    "inspect": "inspect.command",
-    "lint": "lint.command",
-    "verify": "verify.command",
-    "bench": "bench.command",
-    "tune": "tune.command",
-    "collect": "collect.command",
-    "align": "align.command",
-    "doctor": "inspect.doctor",
-    "config": "config.command",
+    "generate": Verb("generate.command", "Complete a prompt."),
+    "chat": Verb("chat.command", "Talk with a model."),
+    "transcribe": Verb("transcribe.command", "Write down the speech in a WAV file."),
+    "serve": Verb("serve.command", "Serve a bundle over HTTP, as OpenAI's API does."),
+    "build": Verb("build.command", "Build bundles from recipes or checkpoints."),
+    "export": Verb("export.command", "Write the portable ONNX graph of a checkpoint."),
+    "inspect": Verb("inspect.command", "Show what a bundle holds and what it needs."),
+    "lint": Verb("lint.command", "List what TensorRT refuses in an ONNX graph."),
+    "verify": Verb("verify.command", "Check that speculation changes no token."),
+    "bench": Verb("bench.command", "Compare the speed with plain decoding."),
+    "tune": Verb("tune.command", "Find the fastest drafter and gamma on this machine."),
+    "collect": Verb("collect.command", "Store what a target writes, to train a draft on."),
+    "align": Verb("align.command", "Train a draft on what `collect` stored."),
+    "doctor": Verb("inspect.doctor", "Show what works on this machine and what is missing."),
+    "config": Verb("config.command", "Print compiler flags for libspecrt, or build it."),
 }
-"""Verbs in the order a user meets them, each with its module and the function there."""
+"""Verbs in the order a user meets them."""
 
 INTERRUPTED, CUT_OFF, TERMINATED = 130, 141, 143
 """What a shell says of a program that SIGINT, SIGPIPE or SIGTERM ended."""
@@ -50,12 +60,18 @@ class Verbs(click.Group):
         """Return the verbs, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing their modules."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in COMMANDS.items()])
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import the module of a verb and return its command."""
         if name not in COMMANDS:
             return None
-        module, _, function = COMMANDS[name].partition(".")
+        module, _, function = COMMANDS[name].place.partition(".")
         command: click.Command = getattr(importlib.import_module(f"specrt.cli.{module}"), function)
+        in_plain_words(command.params)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -68,7 +84,11 @@ class Verbs(click.Group):
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="specrt", message="specrt %(version)s")
 def specrt() -> None:
-    """Run, build and measure bundles: lossless speculative decoding as a compiled artifact."""
+    """Run, build and measure bundles: lossless speculative decoding as a compiled artifact.
+
+    A bundle is a folder of compiled engines, which `specrt build` makes. `specrt COMMAND --help`
+    explains a command.
+    """
 
 
 def main() -> None:
@@ -120,7 +140,7 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except SpecrtError as error:
-        return _fail(str(error), 2)
+        return _fail(_as_typed(str(error), args), 2)
     except click.UsageError as error:
         named = [word for word in args[:1] if word in COMMANDS]
         path = error.ctx.command_path if error.ctx else " ".join(["specrt", *named])
@@ -138,6 +158,17 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
         if not isinstance(error, (OSError, ImportError)) and shortage(error) is None:
             raise  # a defect of ours: its traceback says where
         return _refused(error)
+
+
+def _as_typed(message: str, args: list[str]) -> str:
+    """Name the option that was typed where an error begins with the name of its parameter."""
+    name, _, rest = message.partition(" ")
+    command = specrt.get_command(click.Context(specrt), args[0] if args else "")
+    typed = {word.partition("=")[0] for word in args}
+    for option in command.params if command else ():
+        if option.name == name and typed & {*option.opts} and rest.startswith(("is ", "holds ")):
+            return f"{option.opts[0]} {rest}"
+    return message
 
 
 class _Output(io.FileIO):
@@ -167,7 +198,8 @@ def _unwritten(error: OSError) -> int:
     _discard_output()
     if error.errno == errno.EPIPE:
         return CUT_OFF
-    return _fail(f"standard output cannot be written: {error.strerror}", 2)
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+    return _fail(f"standard output cannot be written: {reason}", 2)
 
 
 def _explained(error: Exception) -> str:
@@ -230,10 +262,21 @@ def _fail(message: str, status: int) -> int:
 
 
 def _fill_streams() -> None:
-    """Open null devices for the standard streams that the process was started without."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Open null devices for the standard streams that the process was started without.
+
+    What is written to a standard output that is closed is refused, as a full disk refuses it.
+    """
+    streams = (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    )
+    for name, mode, flags in streams:
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+            device = os.open(os.devnull, flags)
+            file = open(device, mode, encoding="utf-8")  # noqa: PTH123, SIM115
+            setattr(sys, name, file)
+            setattr(sys, f"__{name}__", file)
 
 
 def _discard_output() -> None:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 import click
@@ -63,6 +65,9 @@ DEFAULT_GAMMAS = (2, 4)
 """Fixed gammas measured beside plain decoding and auto without --gammas."""
 
 DEFAULT_REPEATS, DEFAULT_LAPS = 3, 15
+
+LONGEST_LINE = 100
+"""Characters of a line of the verdict."""
 
 WITH_KERNELS = {"bundle", "draft", "kernels", "repeats", "threads", "markdown", "as_json"}
 """Options that --kernels leaves a meaning."""
@@ -218,17 +223,18 @@ class Measured:
     facts: dict[str, Any]
 
     def show(self, setting: Environment, markdown: bool, as_json: bool) -> None:
-        """Print the table, unless only JSON is wanted, and the JSON."""
-        if not as_json:
-            print(setting, self.title, sep="\n\n", end="\n\n")
-            print(table(self.columns, self.rows, markdown=markdown))
-        print_json({**setting.to_json(), **self.facts}, as_json)
+        """Print the table, or the same as JSON."""
+        if as_json:
+            print(json.dumps({**setting.to_json(), **self.facts}))
+            return
+        print(wrapped(str(setting)), wrapped(self.title), sep="\n\n", end="\n\n")
+        print(table(self.columns, self.rows, markdown=markdown))
 
 
-def print_json(facts: dict[str, Any], as_json: bool) -> None:
-    """Print one line of JSON where it is asked for, or behind a table that no terminal shows."""
-    if as_json or not sys.stdout.isatty():
-        print("" if as_json else "\n", json.dumps(facts), sep="")
+def wrapped(text: str) -> str:
+    """Return a sentence in lines that fit a terminal, those after the first indented."""
+    width = min(get_terminal_size().columns, LONGEST_LINE)
+    return fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def one_drafter(generator: Generator, request: BenchRequest, what: str) -> str | None:
@@ -265,8 +271,8 @@ def parse_rows(text: str) -> list[int]:
               "options but --repeats, --threads, --markdown and --json.")  # fmt: skip
 @click.option("--category", "categories", multiple=True,
               help="Measure only prompts of this category; may be repeated.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Prompts of each category at most.  "
-              f"[default: {DEFAULT_PROMPTS} in all]")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), help="Measure at most N prompts of "
+              f"each category.  [default: {DEFAULT_PROMPTS} in all]")  # fmt: skip
 @click.option("--gammas", help="Gammas to measure, as 0,2,4,auto.  [default: 0,2,4,auto]")
 @click.option("--drafter", "drafters", multiple=True,
               help=f"What drafts: {', '.join(DRAFTERS)}; several as a,b or repeated.  "
@@ -291,6 +297,7 @@ def parse_rows(text: str) -> list[int]:
     type=click.Choice(list(VERIFIERS)),
     default=SamplingParams.verifier,
     show_default=True,
+    help="How drafts are checked: see `specrt generate --help`.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--markdown", is_flag=True, help="Print the table in Markdown.")
@@ -307,8 +314,7 @@ def command(
     Each prompt is completed at every gamma by every drafter back to back, plain decoding among
     them, so that a machine that slows down slows all of them. Where outputs differ from plain
     decoding and rounding does not explain it, no speed is reported and the exit status is 1.
-    Ctrl-C ends it with the table of what was measured, and status 130. Where standard output is no
-    terminal, the last line is JSON.
+    Ctrl-C ends it with the table of what was measured, and status 130.
     """
     if as_json and markdown:
         raise RequestError("--json and --markdown exclude each other; give one of them")
@@ -338,7 +344,7 @@ def command(
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
         refuse_speech(generator.models)
-        with progress("bench") as line:
+        with progress("bench", steady=True) as line:
             shares = [0.0]
 
             def show(share: float) -> None:
@@ -384,7 +390,7 @@ def refuse_texts(context: click.Context) -> None:
 def bench_kernels(
     bundle: Path, threads: int, laps: int, owns_process: bool, markdown: bool, as_json: bool
 ) -> None:
-    """Measure the CPU kernels, and print table and JSON."""
+    """Measure the CPU kernels, and print the table, or the same as JSON."""
     try:
         from specrt_export.check.roofline import measure_kernels
     except ImportError as error:
@@ -393,23 +399,26 @@ def bench_kernels(
         ) from None
     if owns_process:  # or the sessions' threads, which spin, stand in each other's way
         backend_named("ort-cpu").share_threads(threads)
-    with progress("bench") as line:
+    with progress("bench", steady=True) as line:
         found = measure_kernels(bundle, threads, laps=laps, progress=lambda share: line(share, ""))
-    if not as_json:
-        print(found, end="\n\n")
-        columns, rows = found.table()
-        print(table(columns, rows, markdown=markdown))
-    print_json(found.to_json(), as_json)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    print(found, end="\n\n")
+    columns, rows = found.table()
+    print(table(columns, rows, markdown=markdown))
 
 
 def print_summary(summary: Summary, markdown: bool, as_json: bool) -> None:
-    """Print table and verdict, unless only JSON is wanted, and the JSON."""
-    if not as_json:
-        print(summary.setting, end="\n\n")
-        print(table(COLUMNS, table_rows(summary.report), left=1, markdown=markdown))
-        print(f"\n{CAPTION}\n")
-        print("\n".join(f"{'- ' if markdown else ''}{text}" for text in summary.sentences))
-    print_json(summary.to_json(), as_json)
+    """Print table and verdict, or the same as JSON."""
+    if as_json:
+        print(json.dumps(summary.to_json()))
+        return
+    print(wrapped(str(summary.setting)), end="\n\n")
+    print(table(COLUMNS, table_rows(summary.report), left=1, markdown=markdown))
+    print(f"\n{wrapped(CAPTION)}\n")
+    for text in summary.sentences:
+        print(f"- {text}" if markdown else wrapped(text))
 
 
 def compare_configurations(

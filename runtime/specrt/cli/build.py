@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from specrt.bundle import BUILD_ROOT, read_manifest
 from specrt.cli.inspect import quality_lines
 from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
-from specrt.errors import BuildError, how_to_install, shortage
+from specrt.errors import BuildError, SpecrtError, how_to_install, shortage
 from specrt.held_file import check_place, read_file, replacing
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
@@ -112,16 +113,18 @@ def command(
             if not dry_run:
                 check_exporter()
             _check_place(write_recipe)
-            plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
+            with named_by_flags(write_recipe):
+                plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
             _check_kept(text, write_recipe)
             plans = [(plan, _folder(plan, EngineOptions.backend))]
         else:
             plans = [_read(recipe, backend) for recipe in recipes]
         for plan, name in plans:
-            if dry_run:
-                _estimate(plan, bandwidth, as_json)
-                continue
-            _build(plan, out or BUILD_ROOT / name, no_tune, if_stale)
+            with named_by_flags(write_recipe) if target is not None else nullcontext():
+                if dry_run:
+                    _estimate(plan, bandwidth, as_json)
+                else:
+                    _build(plan, out or BUILD_ROOT / name, no_tune, if_stale)
     if target is not None:
         _keep(text, write_recipe, shown=not as_json)
 
@@ -135,6 +138,29 @@ def installed() -> Iterator[None]:
         raise BuildError(
             f"building needs {error.name}; install it with `{how_to_install('build')}`"
         ) from None
+
+
+_KEYS = (
+    r"\b(?:engine|target|draft|quality)\.(backend|precision|max_length|calibration|weight_only)\b"
+)
+"""What --target writes into a recipe, besides the checkpoints, from options of these names."""
+
+
+@contextmanager
+def named_by_flags(recipe: Path | None, target: str = "--target") -> Iterator[None]:
+    """Name in errors the options that were typed, not the keys of the recipe they stand for."""
+    from specrt_export.pair import UNWRITTEN
+
+    models = {"target": target, "draft": "--draft"}
+    try:
+        yield
+    except SpecrtError as error:
+        said = str(error).removeprefix(f"{recipe or UNWRITTEN}: ")
+        said = re.sub(r"^(target|draft)(?=: )", lambda role: models[role[1]], said)
+        said = re.sub(r"\b(target|draft)\.checkpoint\b", lambda role: models[role[1]], said)
+        said = re.sub(_KEYS, lambda key: f"--{key[1].replace('_', '-')}", said)
+        error.args = (said,)
+        raise
 
 
 def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: list[str]) -> None:

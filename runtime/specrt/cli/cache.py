@@ -20,7 +20,7 @@ import click
 
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, FORMAT, read_manifest
-from specrt.cli.build import build_bundle, installed, pair_recipe
+from specrt.cli.build import build_bundle, installed, named_by_flags, pair_recipe
 from specrt.cli.options import GGUF, is_checkpoint, print_notices
 from specrt.engine.backends import check_versions, notices
 from specrt.engine.kernels import LAYOUT, missing_kernels
@@ -145,7 +145,7 @@ def _build(path: Path, draft: Path | None, place: Path) -> None:
     Raises: SpecrtError; nothing half-written is left.
     """
     check_exporter()
-    with installed():
+    with installed(), named_by_flags(None, "BUNDLE"):
         plan, _ = pair_recipe(str(path), draft=None if draft is None else str(draft))
     with _locked(place):
         if _usable(place):
@@ -158,7 +158,7 @@ def _build(path: Path, draft: Path | None, place: Path) -> None:
             flush=True,
         )
         try:
-            with installed():
+            with installed(), named_by_flags(None, "BUNDLE"):
                 found = build_bundle(plan, place) or []
             # What is said of slow kernels is said again when the bundle is opened.
             slow = notices(read_manifest(place))

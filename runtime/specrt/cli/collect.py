@@ -29,7 +29,7 @@ SHARD = 64
               help='JSONL file of prompts, as {"prompt": "TEXT", "domain": "NAME"}.')  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Folder of the traces; what is there already is gone on with.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Use only the first prompts, so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only the first N prompts.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               help="Tokens of each answer.")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True,
@@ -64,17 +64,17 @@ def command(
         tokens = [_tokens(generator, record) for record in records]
         writer = TraceWriter(out, wanted)
         done = writer.done([record.text for record in records])
-        with progress("collect") as show:
+        with progress("collect", steady=True) as show:
             while done < len(records):
                 end = min(done + SHARD, len(records))
-                show(done / len(records), f"{done} of {len(records)} prompts")
+                show(done / len(records), f"of {len(records)} prompts")
                 part = range(done, end)
                 params = [_params(wanted, number) for number in part]
                 answers = generator.generate_each([tokens[n] for n in part], params)
                 texts = []
                 for number, answer in zip(part, answers, strict=True):
                     texts.append(_text(records[number], tokens[number], answer, wanted.ranked))
-                    show((number + 1) / len(records), f"{done} of {len(records)} prompts")
+                    show((number + 1) / len(records), f"of {len(records)} prompts")
                 writer.add([records[n].text for n in part], texts)
                 done = end
     index = writer.index

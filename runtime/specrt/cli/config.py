@@ -19,6 +19,7 @@ import click
 
 import specrt
 from specrt.errors import BuildError
+from specrt.system.doctor import BUILD_TOOLS
 
 SHARE = Path("share", "specrt", "cpp")
 """Where an installed package has the sources, under its prefix."""
@@ -33,6 +34,7 @@ class LibraryOptions:
 
     prefix: Path
     native: bool = False
+    static: bool = False
     onnxruntime: Path | None = None
     """A folder or a library; that of the installed wheel when None."""
     tokenizer: Path | None = None
@@ -45,16 +47,15 @@ def compile_library(options: LibraryOptions) -> None:
     Raises: BuildError for a missing tool, a failed build, and a place that cannot be written to; an
         installed library stays as it is.
     """
-    cmake = _tool("cmake", "pip install cmake")
-    _compiler()
+    _check_tools()
     sources = _sources()
     with TemporaryDirectory(prefix="specrt-") as folder:
         build, stage = Path(folder, "build"), Path(folder, "stage")
         definitions = [f"-D{name}={value}" for name, value in _definitions(options).items()]
-        _run("configuring", [cmake, "-S", str(sources), "-B", str(build), *definitions])
+        _run("configuring", ["cmake", "-S", str(sources), "-B", str(build), *definitions])
         cores = str(len(os.sched_getaffinity(0)))
-        _run("compiling", [cmake, "--build", str(build), "--config", "Release", "-j", cores])
-        _run("installing", [cmake, "--install", str(build)], {"DESTDIR": str(stage)})
+        _run("compiling", ["cmake", "--build", str(build), "--config", "Release", "-j", cores])
+        _run("installing", ["cmake", "--install", str(build)], {"DESTDIR": str(stage)})
         _place(stage / options.prefix.relative_to("/"), options.prefix)
 
 
@@ -64,7 +65,7 @@ def _definitions(options: LibraryOptions) -> dict[str, str]:
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_INSTALL_PREFIX": str(options.prefix),
         "CMAKE_INSTALL_LIBDIR": "lib",
-        "SPECRT_VERSION": specrt.__version__,
+        "BUILD_SHARED_LIBS": "OFF" if options.static else "ON",
         "SPECRT_IMPLEMENTATION": "native" if options.native else "hosted",
     }
     if not options.native:
@@ -96,24 +97,18 @@ def _of_wheel(package: str, pattern: str) -> Path | None:
     return next((lib for folder in folders for lib in sorted(folder.glob(pattern))), None)
 
 
-def _tool(name: str, remedy: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise BuildError(f"{name} is not on the path, and building needs it; `{remedy}`")
-    return path
+def _check_tools() -> None:
+    """Refuse to begin without all that building takes, as CMake would in twenty lines.
 
-
-def _compiler() -> None:
-    """Refuse to begin without a compiler and a build tool, as CMake would in twenty lines."""
-    for tools, variable, package in (
-        (("c++", "g++", "clang++"), "CXX", "g++"),
-        (("make", "gmake", "ninja"), "CMAKE_GENERATOR", "make"),
-    ):
-        if not os.environ.get(variable) and not any(map(shutil.which, tools)):
-            raise BuildError(
-                f"none of {', '.join(tools)} is on the path, and building needs one; install it, "
-                f"such as with `apt install {package}`"
-            )
+    Raises: BuildError naming all that is missing.
+    """
+    missing = [tool for tool in BUILD_TOOLS if tool.find() is None]
+    if missing:
+        wanted = " and ".join(f"one of {', '.join(tool.programs)}" for tool in missing)
+        remedies = ", ".join(f"`{tool.remedy}`" for tool in missing)
+        raise BuildError(
+            f"building needs {wanted.replace('one of cmake', 'cmake')}, not on the path: {remedies}"
+        )
 
 
 def _sources() -> Path:
@@ -160,9 +155,17 @@ def _run(stage: str, command: Sequence[str], more: dict[str, str] | None = None)
         )
 
 
+MANIFEST = Path("lib", "cmake", "specrt", "installed.txt")
+"""Under a prefix: every file that a build has put there."""
+
+
 def _place(stage: Path, prefix: Path) -> None:
     """Copy all files beside their places first, then rename each into its own."""
     files = [path for path in sorted(stage.rglob("*")) if path.is_symlink() or path.is_file()]
+    known = {str(path.relative_to(stage)) for path in files} | {*_listed(prefix), str(MANIFEST)}
+    (stage / MANIFEST).parent.mkdir(parents=True, exist_ok=True)
+    (stage / MANIFEST).write_text("".join(f"{name}\n" for name in sorted(known)), "utf-8")
+    files.append(stage / MANIFEST)
     pairs = [(path, prefix / path.relative_to(stage)) for path in files]
     beside = [(place.with_name(f".{place.name}.new"), place) for _, place in pairs]
     try:
@@ -182,7 +185,37 @@ def _place(stage: Path, prefix: Path) -> None:
                 new.unlink()
 
 
-LIBRARY = "libspecrt.so"
+def _listed(prefix: Path) -> list[str]:
+    try:
+        return (prefix / MANIFEST).read_text("utf-8").splitlines()
+    except OSError:  # the place is looked at when it is written to
+        return []
+
+
+def remove_library(prefix: Path) -> None:
+    """Remove every file that builds have put under a prefix, and folders that are empty then.
+
+    Raises: BuildError where none has, or a file cannot be removed.
+    """
+    names = _listed(prefix)
+    if not names:
+        raise BuildError(
+            f"there is no {prefix / MANIFEST}; name the folder that --build installed to with --to"
+        )
+    try:
+        for name in names:
+            (prefix / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise BuildError(f"{error.filename} cannot be removed ({error.strerror})") from error
+    for folder in sorted({*(prefix / name for name in names)}, reverse=True):
+        for parent in folder.relative_to(prefix).parents[:-1]:
+            with suppress(OSError):  # it has files of others
+                (prefix / parent).rmdir()
+
+
+LIBRARY, STATIC = "libspecrt.so", "libspecrt.a"
+_STATIC_FLAGS = " -lstdc++ -lm -lpthread -ldl"
+"""What a program needs besides that is linked with a static library."""
 
 
 @click.command("config")
@@ -196,7 +229,9 @@ LIBRARY = "libspecrt.so"
     "--to", "place", type=click.Path(path_type=Path, file_okay=False),
     help="Prefix of the library.  [default: that of this Python]",
 )  # fmt: skip
+@click.option("--uninstall", is_flag=True, help="Remove what --build has installed.")
 @click.option("--native", is_flag=True, help="Build the library that needs no Python.")
+@click.option("--static", is_flag=True, help="Build a static library.")
 @click.option(
     "--onnxruntime", type=click.Path(path_type=Path, exists=True),
     help="ONNX Runtime for --native: its folder or library.  [default: that of the wheel]",
@@ -208,21 +243,30 @@ LIBRARY = "libspecrt.so"
 )  # fmt: skip
 def command(
     cflags: bool, libs: bool, cmake_dir: bool, prefix: bool, version: bool, build: bool,
-    place: Path | None, native: bool, onnxruntime: Path | None, tokenizer: Path | None,
+    place: Path | None, uninstall: bool, native: bool, static: bool, onnxruntime: Path | None,
+    tokenizer: Path | None,
 ) -> None:  # fmt: skip
     """Print the flags to compile C or C++ programs with libspecrt, or --build that library."""
     if not native and (onnxruntime or tokenizer):
         raise click.UsageError("--onnxruntime and --tokenizer belong to --native")
-    if native and not build:
-        raise click.UsageError("--native chooses what to --build; give both")
+    if (native or static) and not build:
+        name = "--native" if native else "--static"
+        raise click.UsageError(f"{name} chooses what to --build; give both")
     query = any((cflags, libs, cmake_dir, prefix, version))
-    if not build and not query:
+    if not build and not query and not uninstall:
         raise click.UsageError(
-            "no option; expected --cflags, --libs, --cmake-dir, --prefix, --version or --build"
+            "no option; expected --cflags, --libs, --cmake-dir, --prefix, --version, --build or "
+            "--uninstall"
         )
+    if uninstall and (build or query):
+        raise click.UsageError("--uninstall goes alone, or with --to; leave the others out")
     where = Path(sys.prefix) if place is None else place.absolute()
+    if uninstall:
+        remove_library(where)
+        print(f"removed libspecrt from {where}")
+        return
     if build:
-        compile_library(LibraryOptions(where, native, onnxruntime, tokenizer))
+        compile_library(LibraryOptions(where, native, static, onnxruntime, tokenizer))
     if not query:
         flags = f"specrt config{_to(where)} --cflags --libs"
         kind = "native" if native else "hosted"
@@ -234,22 +278,27 @@ def command(
         (prefix, _quoted(library.prefix)),
         (cmake_dir, _quoted(library.folder / "cmake" / "specrt")),
         (cflags, f"-I{_quoted(library.prefix / 'include')}"),
-        (libs, f"-L{_quoted(library.folder)} -Wl,-rpath,{_quoted(library.folder)} -lspecrt"),
+        (libs, library.link_flags()),
     )
     print(" ".join(text for wanted, text in answers if wanted))
 
 
 @dataclass(frozen=True)
 class Installed:
-    """An installed library and its folder."""
+    """An installed library, as programs link it."""
 
     prefix: Path
-    folder: Path
+    library: Path
 
     @property
-    def library(self) -> Path:
-        """The file that programs link."""
-        return self.folder / LIBRARY
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.library.parent
+
+    def link_flags(self) -> str:
+        """Return the flags of the linker."""
+        folder, more = _quoted(self.folder), _STATIC_FLAGS * (self.library.name == STATIC)
+        return f"-L{folder} -Wl,-rpath,{folder} -lspecrt{more}"
 
     def version(self) -> str:
         """Return release and implementation, as `specrt_version` begins."""
@@ -259,9 +308,10 @@ class Installed:
 
 
 def _find(prefix: Path) -> Installed:
-    for name in ("lib", "lib64"):
-        if (prefix / name / LIBRARY).exists():
-            return Installed(prefix, prefix / name)
+    for name in (LIBRARY, STATIC):
+        for folder in ("lib", "lib64"):
+            if (prefix / folder / name).exists():
+                return Installed(prefix, prefix / folder / name)
     raise BuildError(
         f"there is no {LIBRARY} in {prefix / 'lib'}; build it with "
         f"`specrt config --build{_to(prefix)}`"

@@ -51,7 +51,7 @@ Source = str | list[int] | FilePrompts
 
 @click.command("generate", context_settings={"allow_extra_args": True})
 @bundle_argument
-@click.option("--prompt", help="Text to complete; - is standard input.")
+@click.option("--prompt", "-p", help="Text to complete; - is standard input.")
 @click.option("--prompt-file", type=InputFile(), help="File with the text; - is standard input.")
 @click.option("--prompt-ids", help="Token ids to complete, as 1,2,3.")
 @click.option(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE, Bundle, Manifest, ModelRecord
+from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.cli.options import graphs_text, table
 from specrt.engine.backends import backend_of
 from specrt.engine.kernels import CONTRIB
+from specrt.errors import BundleError
 from specrt.params import AUTO
 from specrt.system.doctor import abilities, libraries, machine
 from specrt.system.memory import size
+from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.tuning_record import read_tuning
 
 
@@ -93,8 +95,8 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
         ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
         ("gammas", f"{_list(manifest.gammas)} (default {gamma})"),
-        ("ends at", f"token {_list(manifest.eos_token_ids)}"),
-        *_start_facts(manifest),
+        ("ends at", _tokens(bundle, manifest.eos_token_ids)),
+        *_start_facts(bundle, manifest),
         *_acceptance_facts(manifest),
         *_origin_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
@@ -107,11 +109,23 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     ]
 
 
-def _start_facts(manifest: Manifest) -> list[tuple[str, str]]:
+def _tokens(bundle: Path, ids: Sequence[int | None]) -> str:
+    """Return ids of tokens, with their texts where the tokenizer can be read."""
+    try:
+        tokenizer = Tokenizer(bundle / TOKENIZER)
+    except BundleError:
+        return f"token {_list(ids)}"
+    names = (None if token is None else tokenizer.name(token) for token in ids)
+    shown = [f"{token}{f' {name!r}' * bool(name)}" for token, name in zip(ids, names, strict=True)]
+    return f"token {_list(shown)}"
+
+
+def _start_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     """Return what a text begins with, and of an encoder-decoder what it is made of."""
     encoder = manifest.target.encoder
     if encoder is None:
-        return [("starts with", f"token {manifest.bos_token_id} when the prompt is empty")]
+        first = _tokens(bundle, [manifest.bos_token_id])
+        return [("starts with", f"{first} when the prompt is empty")]
     source = f"up to {encoder.max_source} tokens"
     if encoder.features:
         source = (
@@ -121,7 +135,7 @@ def _start_facts(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("task", manifest.task),
         ("source", source),
-        ("starts with", f"token {_list(manifest.decoder_start)}"),
+        ("starts with", _tokens(bundle, manifest.decoder_start)),
     ]
 
 
@@ -244,7 +258,7 @@ def _backends(manifest: Manifest) -> str:
     return f"{target} (draft: {draft})" if draft and draft != target else target
 
 
-def _list(values: tuple[int, ...]) -> str:
+def _list(values: Iterable[object]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 

@@ -84,7 +84,9 @@ class BiasType(click.ParamType):  # type: ignore[type-arg]
         try:
             return int(token), float(number)
         except ValueError:
-            self.fail(f"{value!r} is not a bias; expected a token id and a number, as 50=-2.5")
+            self.fail(
+                f"{value!r} is not a bias; expected a token id and a number, as 50=-2.5", param, ctx
+            )
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -416,21 +418,26 @@ def table(
     return "\n".join(map(str.rstrip, lines))
 
 
-INTERVAL_S = 5.0
-"""Time between two lines of progress where standard error is not a terminal."""
+INTERVAL_S, LONGEST_INTERVAL_S = 5.0, 60.0
+"""Time between two lines of progress where standard error is not a terminal: the first is doubled
+with each line, up to the second."""
+
+_LEARNING_S = 2.0
+"""Time of a stage after which the rest is estimated from it."""
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[float | None, str], None]]:
+def progress(title: str, *, steady: bool = False) -> Iterator[Callable[[float | None, str], None]]:
     """Give a function that takes the share done and the stage, and show both on standard error.
 
-    A share of None stands for one that is not known.
+    A share of None stands for one that is not known. Where the share is `steady`, growing with the
+    time that work takes, the time left is shown.
 
-    At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does every
-    `INTERVAL_S` without one, with the seconds so far: a log shows that work goes on. A stage that
-    begins with `warning: ` is a line that stays.
+    At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does a clock
+    that ticks ever more slowly, with the seconds so far: a log shows that work goes on. A stage
+    that begins with `warning: ` is a line that stays.
     """
-    line = ProgressLine(title)
+    line = ProgressLine(title, steady=steady)
     try:
         yield line.update
     finally:
@@ -440,12 +447,15 @@ def progress(title: str) -> Iterator[Callable[[float | None, str], None]]:
 class ProgressLine:
     """The state behind `progress`."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, steady: bool = False) -> None:
         self._title = title
+        self._steady = steady
         self._share: float | None = None
         self._stage = ""
         self._terminal = sys.stderr.isatty()
         self._began = monotonic()
+        self._stage_began = 0.0, self._began
+        """The share and the time."""
         self._printed = ""
         self._ended = Event()
         self._thread = Thread(target=self._repeat, name="specrt progress", daemon=True)
@@ -458,6 +468,8 @@ class ProgressLine:
             self._keep(stage)
             return
         begins = stage != self._stage
+        if begins:
+            self._stage_began = share or 0.0, monotonic()
         self._share, self._stage = share, stage
         if self._terminal or begins:
             self._print()
@@ -476,12 +488,23 @@ class ProgressLine:
             print(file=sys.stderr)
 
     def _repeat(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
+        interval_s = INTERVAL_S
+        while not self._ended.wait(interval_s):
             self._print()
+            interval_s = min(2 * interval_s, LONGEST_INTERVAL_S)
+
+    def _left(self) -> str:
+        """Estimate the time left from the share that this stage did in its time."""
+        share, began = self._stage_began
+        took_s, done = monotonic() - began, (self._share or 0.0) - share
+        if not self._steady or took_s < _LEARNING_S or done <= 0 or self._share == 1:
+            return ""
+        left_s = took_s * (1 - share - done) / done
+        return f", about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'} left"
 
     def _print(self) -> None:
         share = "" if self._share is None else f"{self._share:4.0%} "
-        text = f"{self._title}: {share}{self._stage}".rstrip(": ")
+        text = f"{self._title}: {share}{self._stage}".rstrip(": ") + self._left()
         seconds = monotonic() - self._began
         shown = text[: get_terminal_size().columns - 1]  # a line that wraps is not rewritten
         line = f"\r{shown}\x1b[K" if self._terminal else f"{text} ({seconds:.0f} s)\n"

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,34 @@ import click
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import API_KEY, print_notices
 from specrt.errors import RequestError
-from specrt.serve import ServerOptions, VerifyLimits, app
+from specrt.generator import Generator
 from specrt.text.prompt_file import read_text
 
 
 @click.command("serve")
 @bundle_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="Port to listen at; 0 takes a free one.")  # fmt: skip
 @click.option("--name", default="", help="Name of the model; the bundle's folder without it.")
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help=f"File of keys, one a line; ${API_KEY} is one more. Without a key the server is open.",
+    help=f"File of keys, one a line, # before comments; ${API_KEY} is one more. Without a key the "
+    "server is open.",
 )
 @click.option(
     "--allow-origin",
     multiple=True,
     metavar="ORIGIN",
     help="Of a web page that may call the server, as https://app.example; * is all. Repeat it.",
+)
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Name by which clients call the server, as llm.example; * is all. Repeat it. Without it "
+    "a server on loopback without a key takes addresses and names without a dot, others any.",
 )
 @click.option(
     "--max-queue",
@@ -65,6 +75,29 @@ from specrt.text.prompt_file import read_text
     help="How long requests that run may go on after SIGTERM; a second one ends them at once.",
 )
 @click.option(
+    "--shutdown-delay",
+    type=click.FloatRange(0),
+    default=0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the port stays open after SIGTERM at least, so that balancers see /ready fail.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Open at once; idle ones make room for new ones, else the answer is 503.",
+)
+@click.option(
+    "--read-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=20,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a client may take to send its headers; a body has 1 s more for 500 bytes.",
+)
+@click.option(
     "--write-timeout",
     type=click.FloatRange(0, min_open=True),
     default=60,
@@ -83,12 +116,16 @@ def command(
     name: str,
     api_key_file: Path | None,
     allow_origin: tuple[str, ...],
+    allow_host: tuple[str, ...],
     max_queue: int,
     metrics_prefix: str,
     chat_template: Path | None,
     verify: bool,
     threads: int | None,
     drain: float,
+    shutdown_delay: float,
+    max_connections: int,
+    read_timeout: float,
     write_timeout: float,
     log_requests: bool,
 ) -> int:
@@ -97,19 +134,24 @@ def command(
     Requests share the rows of the bundle as they come and go. SIGTERM and Ctrl-C let what runs
     end. No prompt and no text is logged.
     """
-    options = ServerOptions(
-        name=name,
-        api_keys=_keys(api_key_file),
-        allow_origins=allow_origin,
-        max_queue=max_queue,
-        metrics_prefix=metrics_prefix,
-        chat_template=chat_template,
-        verify=VerifyLimits() if verify else None,
-        threads=threads,
-        owns_process=owns_process,
-    )
+    from specrt.serve import ServerOptions, VerifyLimits, app
+
+    keys = _keys(api_key_file)
     with _listening(host, port) as listener:
-        if host not in ("127.0.0.1", "::1", "localhost") and not options.api_keys:
+        loopback = ip_address(listener.getsockname()[0]).is_loopback
+        options = ServerOptions(
+            name=name,
+            api_keys=keys,
+            allow_origins=allow_origin,
+            allow_hosts=allow_host or (() if loopback and not keys else ("*",)),
+            max_queue=max_queue,
+            metrics_prefix=metrics_prefix,
+            chat_template=chat_template,
+            verify=VerifyLimits() if verify else None,
+            threads=threads,
+            owns_process=owns_process,
+        )
+        if not loopback and not keys:
             print(
                 f"warning: everybody who reaches {host} can use the server; --api-key-file or "
                 f"${API_KEY} closes it",
@@ -117,9 +159,14 @@ def command(
             )
         application = app(bundle, options)
         _serve(
-            application, listener, host, drain_s=drain, write_timeout_s=write_timeout,
+            application,
+            listener,
+            host,
+            (max_connections, read_timeout, write_timeout),
+            drain_s=drain,
+            shutdown_delay_s=shutdown_delay,
             log_requests=log_requests,
-        )  # fmt: skip
+        )
     return 0
 
 
@@ -139,29 +186,45 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _serve(application: Any, listener: socket.socket, host: str, **options: Any) -> None:
+def _serve(
+    application: Any,
+    listener: socket.socket,
+    host: str,
+    limits: tuple[int, float, float],
+    **options: Any,
+) -> None:
     """Serve until SIGTERM or Ctrl-C, and let what runs end."""
+    from specrt.serve.connection import ConnectionLimits
     from specrt.serve.http_server import HttpServer
 
     service = application.state.service
     print_notices(service.generator.notices)
+    print(_drafting(service.generator), file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listener.getsockname()[1]}"
 
     def ready() -> None:
         print(f"serving {service.name} at {url}/v1 (page: {url}/)", file=sys.stderr, flush=True)
 
-    server = HttpServer(application, ready, **options)
+    server = HttpServer(application, ready, limits=ConnectionLimits(*limits), **options)
     # One that comes before uvicorn listens to signals counts too. It raises the signal again once
     # it has ended: that is no failure here.
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    print(f"stopped serving {service.name}", file=sys.stderr)
+
+
+def _drafting(generator: Generator) -> str:
+    """Return in words what drafts where a request does not say, and how many requests run."""
+    rows = "1 request runs" if generator.rows == 1 else f"{generator.rows} requests run"
+    drafter, gamma = generator.check_drafter(None), generator.check_gamma(None)
+    return f"drafter {drafter}, gamma {gamma}; {rows} at once, others wait"
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
     lines = [] if file is None else read_text(file).splitlines()
-    given = [line.strip() for line in lines if line.strip()]
+    given = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if file is not None and not given:
         raise RequestError(f"{file} holds no key; expected one a line")
     own = os.environ.get(API_KEY, "").strip()

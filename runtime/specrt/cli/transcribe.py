@@ -33,7 +33,9 @@ from specrt.speech.whisper_config import TRANSCRIBE, read_whisper_config
 @click.command("transcribe")
 @click.argument("file", type=InputFile(), metavar="FILE.wav")
 @bundle_argument
-@click.option("--language", metavar="CODE", help="As en.  [default: detected]")
+@click.option(
+    "--language", metavar="CODE", help="Language of the speech, as en.  [default: detected]"
+)
 @click.option(
     "--task",
     default=TRANSCRIBE,
@@ -61,7 +63,7 @@ from specrt.speech.whisper_config import TRANSCRIBE, read_whisper_config
 @click.option(
     "--drafter",
     type=click.Choice(list(DRAFTERS)),
-    help="What drafts.  [default: the bundle's]",
+    help="What drafts: see `specrt generate --help`.  [default: the bundle's]",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option(
@@ -132,7 +134,7 @@ def _no_speech(file: Path, duration: float) -> RequestError:
 
 def follow(work: Transcriber, generator: Generator, duration: float, **drafting: Any) -> bool:
     """Decode all windows under a bar of seconds; return whether Ctrl-C ended it."""
-    with progress("transcribe") as show:
+    with progress("transcribe", steady=True) as show:
         show(0.0, f"of {duration:.0f} s")
         try:
             run(

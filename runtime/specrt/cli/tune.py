@@ -51,7 +51,7 @@ _QUICK_S, _THOROUGH_S = 1.0, 8.0
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
-    help=f"Use so many of the prompts at most, spread over all; {FEWEST_PROMPTS} are needed.",
+    help=f"Use at most N of the prompts, spread over all; {FEWEST_PROMPTS} are needed.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Cores to use.  [default: all]")
 @click.option("--quick", is_flag=True, help="Measure for seconds rather than minutes.")
@@ -68,9 +68,10 @@ def command(
 ) -> None:
     """Measure pass costs and find the best drafter and gamma; store them in BUNDLE.
 
-    Costs take seconds, comparing settings on prompts up to about two minutes, or longer where a
-    target is slow; the line of progress says how long. They hold for this machine, this number of
-    threads and this build of the bundle; elsewhere they are ignored, with a notice.
+    Costs take seconds, comparing settings on prompts a few minutes, or longer where a target is
+    slow or other programs run; the line of progress says how long is left. They hold for this
+    machine, this number of threads and this build of the bundle; elsewhere they are ignored, with a
+    notice.
     """
     manifest = read_manifest(bundle)
     check_writable(bundle)
@@ -81,7 +82,7 @@ def command(
     ) as generator:
         if generator.models.absent is not None:
             raise BundleError(f"{generator.models.absent}; free memory, and tune again")
-        with progress("tune") as show:
+        with progress("tune", steady=True) as show:
             tuning = _measure(
                 generator, _blank(manifest, threads, owns_process), texts, quick, show
             )
@@ -167,10 +168,7 @@ def _measure(
     if not compares:
         return tuning
     effort = plan_effort(models, costs, len(prompts), quick=quick)
-    settings = (
-        f"{len(effort.candidates)} settings on {effort.prompts} prompts, about "
-        f"{effort.price_s(costs.plain_ns):.0f} s if nothing else runs"
-    )
+    settings = f"{len(effort.candidates)} settings on {effort.prompts} prompts"
     show(part, settings)
     result = sweep(
         replace(models, costs=costs),

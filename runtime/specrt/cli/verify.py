@@ -23,7 +23,7 @@ from specrt.text.prompt_file import read_prompts
 @bundle_argument
 @click.option("--prompts", type=InputFile(), required=True,
               help='JSONL file of prompts, as {"prompt": "TEXT"}.')  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), help="Use only the first prompts, so many.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only the first N prompts.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               help="Tokens of each completion.")  # fmt: skip
 @click.option(
@@ -87,7 +87,7 @@ def _drafting(gammas: str | None, generator: Generator) -> list[Gamma]:
 def _compare(generator: Generator, texts: list[str], *options: Any) -> LosslessReport:
     """Compare every prompt, showing progress."""
     report = LosslessReport()
-    with progress("verify") as show:
+    with progress("verify", steady=True) as show:
         for report in compare(generator, texts, *options):
             show(report.prompts / len(texts), "")
     return report

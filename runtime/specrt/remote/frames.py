@@ -164,12 +164,15 @@ def pack_message(kind: str, **fields: Any) -> str:
 def read_message(text: str) -> dict[str, Any]:
     """Read a text frame.
 
-    Raises: FrameError for what is no JSON object with a `type`.
+    Raises: FrameError for what is no JSON object with a `type`, or has half of a surrogate pair.
     """
     try:
         message = json.loads(text)
+        if "\\u" in text:  # no frame can hold such a half again
+            pack_message("", message=message).encode()
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a text frame is no JSON ({error}); expected an object") from None
+        reason = str(error).partition("; use sys.")[0]  # a number of 4,300 digits
+        raise FrameError(f"a text frame is no JSON ({reason}); expected an object") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise FrameError("a text frame has no `type`; expected a JSON object with one")
     return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import threading
@@ -12,7 +13,7 @@ from time import monotonic, perf_counter_ns, sleep
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from specrt.errors import LinkError, RequestError
+from specrt.errors import LinkError, RequestError, one_line
 from specrt.remote.frames import (
     MOST_DRAFTED,
     PATH,
@@ -83,10 +84,10 @@ class Link:
                 )
             )
         except InvalidStatus as error:
-            status = error.response.status_code
             raise LinkError(
-                f"{address.geturl()} answered with status {status}; expected a WebSocket: check "
-                "that `specrt serve --verify` runs there, and the api_key"
+                f"{address.geturl()} answered with status {error.response.status_code}"
+                f"{_said(error.response.body)}; expected a WebSocket: check that "
+                "`specrt serve --verify` runs there, and the api_key"
             ) from None
         except (OSError, InvalidHandshake, TimeoutError, EOFError) as error:
             if sock is not None:
@@ -321,6 +322,14 @@ class LinkPool:
             free, self._free = self._free, []
         for link in free:
             link.close()
+
+
+def _said(body: bytes | bytearray | None) -> str:
+    """Return the message of an answer that refuses a WebSocket; nothing if it holds none."""
+    try:
+        return ", " + one_line(json.loads(body or b"")["error"]["message"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ""
 
 
 def _address(url: str) -> SplitResult:

@@ -7,12 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from time import thread_time_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specrt.constraints import Constraint, with_real_dates
+from specrt.constraints import Constraint, schemas_within
 from specrt.errors import RequestError, one_line
+from specrt.json_schema import compiler_form, escaped_characters, schema_parts
 from specrt.params import Row
 from specrt.text.tokenizer import Tokenizer
 
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 
 _CACHED = 32
 """Compiled constraints; the next request with the same one copies it, which takes 1 us."""
+
+_MOST_STATES = 50_000
+"""Of an expression; each takes 1 to 2 kB."""
+
+_FREE_NS, _MASK_NS = 250_000_000, 2_000_000
+"""Processor time that a text's grammar may take, and what it may take more for each mask: others'
+rows wait for it. Common masks take 5 to 200 us."""
 
 _SPACE = r"\r?\n[ \t]{0,40}|[ \t]{1,2}"
 """Between the parts of a JSON text: a line end and what indents the next line, or a few blanks.
@@ -54,9 +63,11 @@ class Grammars:
         return GrammarProcessor(self._matcher(constraint), sorted(ends), self._vocabulary)
 
     def _matcher(self, constraint: Constraint) -> LLMatcher:
+        compiled = self._compiled
         with self._lock:
-            compiled = self._compiled
-            matcher = compiled.get(constraint) or self._compile(constraint)
+            matcher = compiled.get(constraint)
+        matcher = matcher or self._compile(constraint)  # others need not wait for it
+        with self._lock:
             compiled[constraint] = matcher
             compiled.move_to_end(constraint)
             while len(compiled) > _CACHED:
@@ -65,10 +76,11 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         reader = self._reader
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         grammar = _SOURCES[constraint.kind](constraint.text)
-        matcher = LLMatcher(reader, grammar, log_level=0)
+        limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+        matcher = LLMatcher(reader, grammar, log_level=0, limits=limits)
         warnings = matcher.get_grammar_warnings()
         if matcher.is_error() or warnings:
             reason = matcher.get_error() if matcher.is_error() else warnings[0]
@@ -99,23 +111,25 @@ class Grammars:
             ) from None
 
 
-ESCAPES = 'nrbtf\\"'
-"""Characters that JSON strings may have behind a backslash."""
+_ESCAPES = 'nrbtf\\"'
+"""Characters that JSON strings may have behind a backslash; u for control characters where a schema
+asks for one. A name that is spelt \\u0061 would go past the schema of "a"."""
 
 
 def _json(text: str) -> str:
     from llguidance import LLMatcher
 
     try:
+        schema = compiler_form(json.loads(text))
+        escaped = any(any(escaped_characters(part.schema)) for part in schema_parts(schema))
         return str(
             LLMatcher.grammar_from_json_schema(
-                "{}" if text == "true" else json.dumps(with_real_dates(json.loads(text))),
+                "{}" if schema is True else json.dumps(schema),
                 overrides={
                     "lenient": False,
                     "coerce_one_of": False,
                     "whitespace_pattern": _SPACE,
-                    # A name that is spelt \u0061 would go past the schema of "a".
-                    "json_allowed_escapes": ESCAPES,
+                    "json_allowed_escapes": _ESCAPES + "u" * escaped,
                 },
             )
         )
@@ -137,7 +151,13 @@ def _lark(text: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text))
+        if "::=" in text:
+            return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+        for place, schema in reversed([*schemas_within(text)]):
+            text = text[: place.start] + json.dumps(compiler_form(schema)) + text[place.stop :]
+        return str(LLMatcher.grammar_from_lark(text))
+    except RequestError:
+        raise
     except Exception as error:  # the translator raises bare Exception
         raise RequestError(f"grammar cannot be read: {one_line(str(error))}") from None
 
@@ -185,13 +205,17 @@ class GrammarProcessor:
         self._computed: set[int] = set()
         self._begun = False
         self._over = False
+        self._masks = 0
+        self._spent_ns = 0
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Go on behind tokens that are part of the text now; the first ones are the prompt."""
         if not self._begun or self._over:
             self._begun = True
             return
+        began_ns = thread_time_ns()
         self._over = not self._follow(tokens)
+        self._spent_ns += thread_time_ns() - began_ns
         self._text += tokens
         self._ahead.clear()
         self._computed.clear()
@@ -199,17 +223,37 @@ class GrammarProcessor:
     def edit(self, row: Row, path: Sequence[int]) -> None:
         """See `Processor`.
 
-        Raises: RequestError where the grammar has become too complex to go on.
+        Raises: RequestError where the grammar has become too complex to go on, or takes too long.
         """
-        if self._over or not self._follow(path):
-            return
-        np.minimum(row, self._limits_behind(len(path)), out=row)
+        if not self._over:
+            began_ns = thread_time_ns()
+            limits = self._limits_behind(len(path)) if self._follow(path) else None
+            self._spend(began_ns)
+            if limits is not None:
+                np.minimum(row, limits, out=row)
 
     def forced(self) -> list[int]:
         """Return the tokens that follow what was committed, where there is one way to go on."""
-        if self._over or not self._follow(()):
+        if self._over:
             return []
-        return list(self._matcher.compute_ff_tokens())
+        began_ns = thread_time_ns()
+        tokens = list(self._matcher.compute_ff_tokens()) if self._follow(()) else []
+        self._spend(began_ns)
+        return tokens
+
+    def _spend(self, began_ns: int) -> None:
+        """Count time that this thread had.
+
+        Raises: RequestError beyond what there is.
+        """
+        self._spent_ns += thread_time_ns() - began_ns
+        most_ns = _FREE_NS + self._masks * _MASK_NS
+        if self._spent_ns > most_ns:
+            raise RequestError(
+                f"the constraint took {self._spent_ns / 1e6:.0f} ms to follow, and others wait for "
+                f"it; expected up to {most_ns / 1e6:.0f} ms after {len(self._text)} tokens: give a "
+                "grammar that reads a text in fewer ways"
+            )
 
     def _follow(self, path: Sequence[int]) -> bool:
         """Move the matcher behind a path; False where it ends the text or leaves the grammar."""
@@ -241,11 +285,12 @@ class GrammarProcessor:
             # An end token is one only where the text may end, whatever else the grammar says.
             limits[self._end_ids] = np.inf if self._matcher.is_accepting() else -np.inf
             self._computed.add(depth)
+            self._masks += 1
         return limits[: self._vocabulary]
 
     def _broken(self) -> RequestError:
         """Return why the matcher failed, and replace it: it never recovers."""
-        reason = one_line(self._matcher.get_error())
+        reason = one_line(self._matcher.get_error().removesuffix("<non-verbose/>"))
         self._matcher = self._fresh.deep_copy()
         self._matcher.try_consume_tokens(self._text)
         self._ahead.clear()

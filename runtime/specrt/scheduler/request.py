@@ -20,7 +20,7 @@ from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import GammaPolicies
 from specrt.speculation.round import Drafter, Round, Rounds
-from specrt.text.detokenizer import StopStrings
+from specrt.text.detokenizer import StopStrings, TextEnd
 from specrt.text.tokenizer import Tokenizer
 
 
@@ -39,11 +39,15 @@ class OutputProcessor:
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
         self._eos = eos
         self._detokenizer = tokenizer.detokenizer(prompt)
-        self._stops = StopStrings(params.stop)
+        self._stops: TextEnd = StopStrings(params.stop)
         self._one_by_one = bool(params.stop)
         self._piece = cache(tokenizer.piece)
         if params.logprobs is not None:
             completion.logprobs = []
+
+    def end_with(self, end: TextEnd) -> None:
+        """Find the end of the text by something else than its stop strings."""
+        self._stops, self._one_by_one = end, True
 
     def take(self, round_: Round, now_ns: int) -> Chunk:
         """Return what a round delivers; `finish_reason` is set where it ended the text."""

@@ -17,7 +17,8 @@ from specrt.serve.bodies import Body, ChatBody
 from specrt.serve.sending import as_event
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
-from specrt.serve.tools import ToolCall, ToolUse, call_parts
+from specrt.serve.tool_calls import CallPiece
+from specrt.serve.tools import ToolUse
 
 Event = tuple[str, dict[str, Any]]
 """The type of a streamed event, and its other fields."""
@@ -55,7 +56,7 @@ class BlockAnswer:
     ) -> None:
         self._service = service
         self._answers = answers
-        self._use = use
+        self._stream = use.stream(reasoning=answers.reasoning)
         self._told = bool(body.stream_options and body.stream_options.include_speculation)
 
     @property
@@ -70,7 +71,7 @@ class BlockAnswer:
 
     def whole(self) -> dict[str, Any]:
         """Return the answer, once its completion is over."""
-        for part in call_parts(self.completion.text, self._use):
+        for part in [*self._read(self.completion.text), *self._rest()]:
             deque(self.add(part), maxlen=0)
         deque(self.finish(), maxlen=0)
         return self.to_json()
@@ -98,8 +99,8 @@ class BlockAnswer:
         """Yield the events before the first block."""
         raise NotImplementedError
 
-    def add(self, part: str | ToolCall) -> Iterator[Event]:
-        """Take a piece of text or a call; yield the events of it."""
+    def add(self, part: str | CallPiece) -> Iterator[Event]:
+        """Take a piece of text or of a call; yield the events of it."""
         raise NotImplementedError
 
     def finish(self) -> Iterator[Event]:
@@ -118,15 +119,21 @@ class BlockAnswer:
         """Return the answer's object as it is now."""
         raise NotImplementedError
 
-    async def _parts(self) -> AsyncIterator[tuple[str | ToolCall, dict[str, Any]]]:
-        """Yield pieces of text and calls as they become certain, and what is told of them."""
-        parser = self._use.parser
+    async def _parts(self) -> AsyncIterator[tuple[str | CallPiece, dict[str, Any]]]:
+        """Yield pieces of text and of calls as they become certain, and what is told of them."""
         painted = self._answers.spans(0) if self._told else None
         async for update in self._answers.updates():
             extra = {} if painted is None else {"speculation": speculation_of(update, painted)}
-            text = update.chunk.text
-            for part in parser.push(text) if parser else [text] if text else []:
+            for part in self._read(update.chunk.text):
                 yield part, extra
                 extra = {}
-        for part in parser.finish() if parser else ():
+        for part in self._rest():
             yield part, {}
+
+    def _read(self, text: str) -> list[str | CallPiece]:
+        if self._stream is not None:
+            return self._stream.push(text)
+        return [text] if text else []
+
+    def _rest(self) -> list[str | CallPiece]:
+        return [] if self._stream is None else self._stream.finish()

@@ -32,6 +32,7 @@ from specrt.serve.bodies import DetokenizeBody, TokenizeBody
 from specrt.serve.completion_routes import completion_routes
 from specrt.serve.messages_routes import messages_routes
 from specrt.serve.openapi_document import ERRORS, openapi_document
+from specrt.serve.origin_policy import ANY, OriginPolicy
 from specrt.serve.responses_routes import responses_routes
 from specrt.serve.sending import StrictJsonRoute, error_response
 from specrt.serve.service import Service, UnknownModelError
@@ -47,6 +48,12 @@ from specrt.text.prompt_file import read_text
 
 PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
 """Paths that need no key."""
+
+_DENIAL = "websocket.http.response"
+"""ASGI's extension for an answer to a WebSocket that is refused."""
+
+_MOST_DIGITS = 18
+"""Of a number that is read: Python refuses those of thousands of digits."""
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",  # the rest of it is the page's own
@@ -65,6 +72,9 @@ class ServerOptions:
     allow_origins: tuple[str, ...] = ()
     """Of web pages elsewhere that may call the server from a browser, as `https://app.example`;
     `*` is all."""
+    allow_hosts: tuple[str, ...] = (ANY,)
+    """Names by which clients call the server, as `llm.example`; `*` is all. Others are refused, but
+    for IP addresses and names without a dot. `specrt serve` takes only these on loopback."""
     max_queue: int = 64
     """Completions that may wait for a row; beyond them the answer is 429."""
     max_body_bytes: int = 4 << 20
@@ -88,10 +98,16 @@ class ServerOptions:
         if any(not key.strip() for key in self.api_keys):
             raise RequestError("an API key is empty; leave it out, or give one")
         for origin in self.allow_origins:
-            if origin != "*" and not re.fullmatch(r"https?://[^/\s*]+", origin):
+            if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*]+", origin):
                 raise RequestError(
                     f"origin {short(origin)} is none; expected one such as 'https://app.example', "
                     "without a path, or '*'"
+                )
+        for host in self.allow_hosts:
+            if host != ANY and not re.fullmatch(r"[^/:\s*]+", host):
+                raise RequestError(
+                    f"host {short(host)} is not a name; expected one such as 'llm.example', "
+                    "without scheme and port, or '*'"
                 )
 
 
@@ -175,7 +191,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
 
 def _template(folder: Path, file: Path | None) -> ChatTemplate | None:
     if file is not None:
-        return ChatTemplate(read_text(file), {})
+        return read_template(folder, read_text(file))
     try:
         return read_template(folder)
     except NoTemplateError:
@@ -312,13 +328,14 @@ def _add_errors(made: FastAPI, service: Service) -> None:
 
 
 class AccessControl:
-    """Lets in who has a key, and bodies that are not too large."""
+    """Lets in who has a key, or no page of another site, and bodies that are not too large."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, service: Service) -> None:
         self._app = app
         self._keys = [key.encode() for key in options.api_keys]
         self._most = options.max_body_bytes
         self._most_audio = options.max_audio_bytes
+        self._policy = OriginPolicy(options.allow_hosts, options.allow_origins)
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -327,18 +344,34 @@ class AccessControl:
             await self._app(scope, receive, send)
             return
         headers = {key.lower(): value for key, value in scope.get("headers", [])}
+        if refused := self._refused(scope, headers):
+            await self._refuse(*refused, scope, receive, send)
+            return
         if self._keys and scope["path"] not in PUBLIC and not self._known(headers):
             await self._refuse(
                 401, "this server needs a key: Authorization: Bearer KEY", scope, receive, send
             )
             return
-        length = headers.get(b"content-length", b"0")
+        length = headers.get(b"content-length", b"").lstrip(b"0")
         speech = scope["path"] in (TRANSCRIPTIONS, TRANSLATIONS)
         most = self._most_audio if speech else self._most
-        if length.isdigit() and int(length) > most:
+        if length.isdigit() and (len(length) > _MOST_DIGITS or int(length) > most):
             await self._refuse(413, _too_large(most), scope, receive, send)
             return
+        if scope.get("method") == "HEAD":  # the server leaves the body out
+            scope = {**scope, "method": "GET"}
         await self._app(scope, _bounded(receive, most), send)
+
+    def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
+        """Return the status and why, if the request is of a page that may not use the server."""
+        hosts = [value for key, value in scope["headers"] if key.lower() == b"host"]
+        if len(hosts) > 1 or (not hosts and scope.get("http_version") == "1.1"):
+            return 400, f"the request has {len(hosts)} Host headers; expected one"
+        reason = self._policy.refuses_host(hosts[0].decode("latin-1")) if hosts else None
+        if reason is None and not self._keys:
+            method = scope.get("method", "WEBSOCKET")
+            reason = self._policy.refuses_origin(method, headers)
+        return (403, reason) if reason else None
 
     def _known(self, headers: dict[bytes, bytes]) -> bool:
         """Tell whether a key is right; the time it takes does not tell how much of it is."""
@@ -352,10 +385,12 @@ class AccessControl:
         self, status: int, message: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._service.metrics.refuse(status)
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket" and _DENIAL not in scope.get("extensions", {}):
             await send({"type": "websocket.close"})  # before it was accepted: the answer is 403
             return
-        kind = "authentication_error" if status == 401 else "invalid_request_error"
+        kind = {401: "authentication_error", 403: "permission_error"}.get(
+            status, "invalid_request_error"
+        )
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         response = error_response(
             scope["path"], status, message, kind, code=status, headers=headers

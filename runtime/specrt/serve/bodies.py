@@ -7,18 +7,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import BEAMS, Gamma, SamplingParams, without_beams
+from specrt.text.message_forms import REASONING, object_of
 
 MOST_CHOICES, MOST_STOPS, MOST_SCHEMA = 64, 64, 200_000
 """Completions of one request, stop strings, and characters of a schema or a tool's description."""
 
 MOST_BAD_WORDS = 1000
 """Of one request, and characters or tokens of each: all are looked at for every token of a row."""
+
+MOST_MESSAGES, MOST_FIELDS, MOST_BIASES = 4096, 200, 10_000
+"""Messages of a conversation, fields of a body or a message, and tokens that are biased."""
+
+T = TypeVar("T")
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which the first wrong item is told, not a million of them."""
+
+Messages = Annotated[list[T], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 _PASSED_ON = (
     "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
@@ -41,10 +59,21 @@ class StreamOptions(BaseModel):
     """Every chunk tells what was drafted of its text."""
 
 
-class Body(BaseModel):
-    """What all routes of completions, chats and other conversations take."""
+class OpenModel(BaseModel):
+    """An object that may have fields which mean nothing here, but not many of them."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and len(given) > MOST_FIELDS:
+            raise ValueError(f"it has {len(given)} fields; expected up to {MOST_FIELDS}")
+        return given
+
+
+class Body(OpenModel):
+    """What all routes of completions, chats and other conversations take."""
 
     model: str | None = None
     stream: bool = False
@@ -96,9 +125,9 @@ class SamplingBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES)] | None = None
     stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     bad_words: (
         Annotated[
             list[Annotated[str, Field(max_length=MOST_BAD_WORDS)]], Field(max_length=MOST_BAD_WORDS)
@@ -112,16 +141,16 @@ class SamplingBody(Body):
         ]
         | None
     ) = None
-    decoder_start: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
-    suppress_tokens: list[int] | None = None
-    begin_suppress_tokens: list[int] | None = None
-    forced_bos_token_id: int | list[int] | None = None
-    forced_eos_token_id: int | list[int] | None = None
+    decoder_start: Items[int] | None = None
+    allowed_token_ids: Items[int] | None = None
+    suppress_tokens: Items[int] | None = None
+    begin_suppress_tokens: Items[int] | None = None
+    forced_bos_token_id: int | Items[int] | None = None
+    forced_eos_token_id: int | Items[int] | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     user: str | None = None
@@ -236,9 +265,13 @@ def _structured(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return {_STRUCTURED[name]: value for name, value in found.items()}
 
 
-Ids = Annotated[list[int], Field(min_length=1)]
+Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
-Prompts = str | Ids | Annotated[list[str | Ids], Field(min_length=1)]
+Prompts = (
+    str
+    | Ids
+    | Annotated[list[str | Ids], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+)
 
 
 class CompletionBody(SamplingBody):
@@ -267,14 +300,12 @@ class CompletionBody(SamplingBody):
         return list(given)
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(OpenModel):
     """A message; what a template may read of it is kept."""
 
-    model_config = ConfigDict(extra="allow")
-
     role: str
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Items[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return what the chat template reads: content as text, arguments of calls as JSON.
@@ -285,7 +316,9 @@ class ChatMessage(BaseModel):
         message: dict[str, Any] = {"role": role, "content": self._text()}
         if self.tool_calls:
             message["tool_calls"] = [_call(call) for call in self.tool_calls]
-        for name in ("name", "tool_call_id", "reasoning_content"):
+            if self.content is None:
+                message["content"] = None  # some templates tell it from an empty text
+        for name in ("name", "tool_call_id", *REASONING):
             value = (self.model_extra or {}).get(name)
             if isinstance(value, str):
                 message[name] = value
@@ -307,31 +340,29 @@ class ChatMessage(BaseModel):
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call as templates have it: its arguments an object, not the text of one."""
+    """Return a call as templates have it: its arguments an object, where they are the text of one.
+
+    A model may have written others, and is told of them as it did.
+    """
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError("messages have a tool call without function.name; give one")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestError(
-                f"the arguments of the tool call {function['name']!r} are no JSON; expected an "
-                "object's text"
-            ) from None
+        found = object_of(arguments or "{}")
+        arguments = arguments if found is None else found
     return {**call, "function": {**function, "arguments": arguments}}
 
 
 class ChatBody(SamplingBody):
     """A request to /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages[ChatMessage]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -356,7 +387,7 @@ class TokenizeBody(BaseModel):
 
     prompt: str | None = None
     content: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     with_pieces: bool = False
@@ -366,4 +397,4 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     """A request to /detokenize."""
 
-    tokens: list[int]
+    tokens: Items[int]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Iterator, Sequence
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,8 @@ from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOp
 from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
-from specrt.serve.tools import ToolCall, ToolUse, call_parts, tool_use
+from specrt.serve.tool_calls import CallPiece, ToolCall
+from specrt.serve.tools import ToolUse, call_parts, tool_use
 
 
 def usage_of(answers: ServedCompletions) -> dict[str, Any]:
@@ -222,12 +224,12 @@ class ChatFormat(AnswerFormat):
         super().__init__(service, answers, body.stream_options)
         self._use = use
         self._top = body.ranked or 0
-        self._parsers = [use.parser for _ in answers.completions]
+        self._readers = [use.stream(reasoning=answers.reasoning) for _ in answers.completions]
         self._calls = [0] * len(answers.completions)
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
         """Return a whole choice: a message, with the calls that its text has."""
-        parts = call_parts(completion.text, self._use)
+        parts = call_parts(completion.text, self._use, reasoning=self._answers.reasoning)
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [part for part in parts if isinstance(part, ToolCall)]
         message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -249,13 +251,13 @@ class ChatFormat(AnswerFormat):
         return self._choice(index, {"role": "assistant", "content": None})
 
     def deltas(self, index: int, chunk: Chunk) -> list[dict[str, Any]]:
-        """Return the text of a chunk, and the calls that it completed."""
+        """Return the text of a chunk, and what it adds to calls."""
         logprobs = None if chunk.logprobs is None else self._logprobs(chunk.logprobs)
-        parser = self._parsers[index]
-        parts: list[str | ToolCall] = (
-            parser.push(chunk.text) if parser else [chunk.text] if chunk.text else []
+        reader = self._readers[index]
+        parts: list[str | CallPiece] = (
+            reader.push(chunk.text) if reader else [chunk.text] if chunk.text else []
         )
-        choices = [self._choice(index, self._delta(index, part)) for part in parts]
+        choices = [self._choice(index, delta) for delta in self._deltas(index, parts)]
         if logprobs and not choices:  # tokens whose text is held back are told all the same
             choices = [self._choice(index, {"content": ""})]
         if choices:
@@ -263,22 +265,25 @@ class ChatFormat(AnswerFormat):
         return choices
 
     def closing(self, index: int, completion: Completion) -> list[dict[str, Any]]:
-        """Return what a parser held back, and the reason of the end."""
-        parser = self._parsers[index]
-        deltas = [self._delta(index, part) for part in (parser.finish() if parser else ())]
-        choices = [self._choice(index, delta) for delta in deltas]
+        """Return what was held back, and the reason of the end."""
+        reader = self._readers[index]
+        parts = reader.finish() if reader else []
+        choices = [self._choice(index, delta) for delta in self._deltas(index, parts)]
         reason = completion.finish_reason
         if self._calls[index] and reason == "stop":
             reason = "tool_calls"
         stop = completion.stop_reason
         return [*choices, self._choice(index, {}, reason) | {"stop_reason": stop}]
 
-    def _delta(self, index: int, part: str | ToolCall) -> dict[str, Any]:
-        if isinstance(part, str):
-            return {"content": part}
-        number = self._calls[index]
-        self._calls[index] += 1
-        return {"tool_calls": [part.to_json(number)]}
+    def _deltas(self, index: int, parts: Sequence[str | CallPiece]) -> Iterator[dict[str, Any]]:
+        """Yield the deltas of pieces of text and of calls."""
+        for part in parts:
+            if isinstance(part, str):
+                yield {"content": part}
+                continue
+            self._calls[index] += part.name is not None
+            if part.name is not None or part.arguments:
+                yield {"tool_calls": [part.to_json(self._calls[index] - 1)]}
 
     def _choice(
         self, index: int, delta: dict[str, Any], reason: str | None = None
@@ -316,7 +321,8 @@ def completion_routes(service: Service) -> APIRouter:
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; expected 1 or more, or echo")
         ranked = body.logprobs
-        params = body.params(
+        params = await to_thread(
+            body.params,
             None if body.max_tokens is None else max(1, body.max_tokens),
             service.context,
             logprobs=ranked,

@@ -1,4 +1,4 @@
-"""The HTTP server: it ends in time, and drops clients that do not read."""
+"""The HTTP server: it ends in time, and drops clients that take too long."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Callable
 from socket import socket
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from specrt.serve.connection import ConnectionLimits, HttpConnection, LinkConnection
 
 log = logging.getLogger("specrt.serve")
 
 _TICK_S = 0.05
+_SWEEP_S = 0.25
 _GRACE_S = 2.0
 """How long the last events of answers that were cut have to reach their clients."""
 
@@ -23,49 +25,78 @@ _GRACE_S = 2.0
 class HttpServer(uvicorn.Server):
     """Serves an application until SIGTERM or Ctrl-C.
 
-    It takes no requests from then on. Those that run have `drain_s` to end, or until a second
-    signal; then they are cut, and their clients are told.
+    Nothing new begins from then on. What runs has `drain_s` to end, or until a second signal; then
+    it is cut, and its clients are told. Until it has ended, and for `shutdown_delay_s` at least,
+    the port is open, so that balancers see `/ready` fail.
     """
 
     def __init__(
-        self, application: Any, on_ready: Callable[[], object] = lambda: None, *, drain_s: float,
-        write_timeout_s: float, log_requests: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        application: Any,
+        on_ready: Callable[[], object] = lambda: None,
+        *,
+        drain_s: float,
+        shutdown_delay_s: float = 0.0,
+        limits: ConnectionLimits | None = None,
+        log_requests: bool = False,
+    ) -> None:
+        service = application.state.service
+        own = {"limits": limits or ConnectionLimits(), "on_refusal": service.metrics.refuse}
         config = uvicorn.Config(
             application,
-            http=_bounded_writes(write_timeout_s),
+            http=type("Http", (HttpConnection,), own),
             log_level="info" if log_requests else "warning",
             access_log=log_requests,
-            ws="websockets-sansio",
+            ws=type("Link", (LinkConnection,), own),
             ws_max_size=1 << 20,
             ws_per_message_deflate=False,  # ids do not shrink
             server_header=False,
         )
         super().__init__(config)
-        self._admission = application.state.service.admission
+        self._admission = service.admission
         self._on_ready = on_ready
         self._drain_s = drain_s
+        self._shutdown_delay_s = shutdown_delay_s
         self._signals = 0
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets)
+        self._sweeping = asyncio.create_task(self._sweep())
         self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end at a first signal; at a second one cut what runs."""
         self._signals += 1
-        self._admission.draining = True
         if self._signals == 1:
             super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Let what runs end, within limits."""
+        self._admission.draining = True
         cutting = asyncio.create_task(self._cut())
         try:
+            await self._drain()
             await super().shutdown(sockets)
         finally:
             cutting.cancel()
+            self._sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now, connections = monotonic(), cast("set[Any]", self.server_state.connections)
+            for connection in [*connections]:
+                connection.sweep(now)
+
+    async def _drain(self) -> None:
+        """Go on listening while completions run or wait; devices are told to leave at once."""
+        for connection in [*self.server_state.connections]:
+            if isinstance(connection, LinkConnection):
+                connection.shutdown()
+        end, admission = monotonic() + self._shutdown_delay_s, self._admission
+        while admission.running + admission.waiting or (monotonic() < end and self._signals < 2):
+            await asyncio.sleep(_TICK_S)
 
     async def _cut(self) -> None:
         """Once the drain is over end what still runs, and then drop who reads nothing."""
@@ -77,40 +108,3 @@ class HttpServer(uvicorn.Server):
         await asyncio.sleep(_GRACE_S)
         for connection in [*self.server_state.connections]:
             connection.transport.abort()
-
-
-class _BoundedWrites(asyncio.Protocol):
-    """Drops a connection whose client leaves too much unread for too long.
-
-    Its requests are told that the client has gone, so their rows are free.
-    """
-
-    limit_s: float
-    _timer: asyncio.TimerHandle | None = None
-    _written: asyncio.Transport
-
-    def connection_made(self, transport: Any) -> None:
-        self._written = transport
-        super().connection_made(transport)
-
-    def pause_writing(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self.limit_s, self._written.abort)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._stop()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def _bounded_writes(limit_s: float) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with a limit on writing."""
-    return type("BoundedHttp", (_BoundedWrites, AutoHTTPProtocol), {"limit_s": limit_s})

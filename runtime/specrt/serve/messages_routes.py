@@ -15,18 +15,20 @@ from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
-from specrt.serve.bodies import MOST_STOPS
+from specrt.serve.bodies import MOST_STOPS, Items, Messages
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
-from specrt.serve.tools import ToolCall, ToolUse, tool_use
+from specrt.serve.tool_calls import CallPiece
+from specrt.serve.tools import ToolUse, tool_use
+from specrt.text.message_forms import object_of
 
-Blocks = str | list[dict[str, Any]]
+Blocks = str | Items[dict[str, Any]]
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Names of `tool_choice`, and those that the chat route has for them."""
 
 _UNREAD = ("thinking", "redacted_thinking")
-"""Blocks that clients send back, and no template reads."""
+"""Blocks that clients send back; of the user, or sealed, no template reads them."""
 
 
 class ConversationMessage(BaseModel):
@@ -39,9 +41,9 @@ class ConversationMessage(BaseModel):
 class CountBody(ConvertedBody):
     """A request to /v1/messages/count_tokens."""
 
-    messages: Annotated[list[ConversationMessage], Field(min_length=1)]
+    messages: Messages[ConversationMessage]
     system: Blocks | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -104,6 +106,9 @@ def _turn(message: ConversationMessage, where: str) -> list[dict[str, Any]]:
         kind = block.get("type")
         if kind == "text":
             current()["content"] += _text_of([block], where)
+        elif kind == "thinking" and message.role == "assistant":
+            before = current().get("reasoning_content", "")
+            current()["reasoning_content"] = before + str(block.get("thinking") or "")
         elif kind == "tool_use" and message.role == "assistant":
             current().setdefault("tool_calls", []).append(_call(block, where))
         elif kind == "tool_result" and message.role == "user":
@@ -178,6 +183,9 @@ class MessagesAnswer(BlockAnswer):
         self._id = f"msg_{uuid4().hex[:24]}"
         self._content: list[dict[str, Any]] = []
         self._text: list[str] | None = None
+        self._call: dict[str, Any] | None = None
+        """The block of a call that is not whole yet."""
+        self._arguments = ""
 
     def opening(self) -> Iterator[Event]:
         """Yield the message without its content."""
@@ -185,12 +193,12 @@ class MessagesAnswer(BlockAnswer):
         head = self._head() | {"stop_reason": None, "stop_sequence": None}
         yield "message_start", {"message": {**head, "content": [], "usage": usage}}
 
-    def add(self, part: str | ToolCall) -> Iterator[Event]:
-        """Take a piece of text or a call; yield the events of it."""
-        if isinstance(part, ToolCall):
-            yield from self._end_text()
-            yield from self._call(part)
+    def add(self, part: str | CallPiece) -> Iterator[Event]:
+        """Take a piece of text or of a call; yield the events of it."""
+        if isinstance(part, CallPiece):
+            yield from self._add_call(part)
             return
+        yield from self._end_call()
         at = len(self._content)
         if self._text is None:
             self._text = []
@@ -200,10 +208,11 @@ class MessagesAnswer(BlockAnswer):
 
     def finish(self) -> Iterator[Event]:
         """End the last block; without any there is an empty one."""
-        if self._text is None and not self._content:
+        if self._text is None and self._call is None and not self._content:
             self._text = []
             yield _start(0, {"type": "text", "text": ""})
         yield from self._end_text()
+        yield from self._end_call()
 
     def closing(self) -> Iterator[Event]:
         """Yield why the message ended, and what it took."""
@@ -249,23 +258,36 @@ class MessagesAnswer(BlockAnswer):
         self._content.append({"type": "text", "text": "".join(self._text)})
         self._text = None
 
-    def _call(self, call: ToolCall) -> Iterator[Event]:
+    def _add_call(self, piece: CallPiece) -> Iterator[Event]:
         at = len(self._content)
-        given = _object_of(call.arguments)
-        block = {"type": "tool_use", "id": f"toolu_{uuid4().hex[:24]}", "name": call.name}
-        yield _start(at, {**block, "input": {}})
-        yield _delta(at, {"type": "input_json_delta", "partial_json": json.dumps(given)})
-        yield _stop(at)
-        self._content.append({**block, "input": given})
+        given = piece.arguments
+        if piece.name is not None:
+            yield from self._end_text()
+            yield from self._end_call()
+            at = len(self._content)
+            self._call = {"type": "tool_use", "id": f"toolu_{uuid4().hex[:24]}", "name": piece.name}
+            self._arguments = ""
+            yield _start(at, {**self._call, "input": {}})
+            if piece.ended:  # it may be other than an object
+                given = json.dumps(_input(given), ensure_ascii=False)
+        if given:
+            self._arguments += given
+            yield _delta(at, {"type": "input_json_delta", "partial_json": given})
+        if piece.ended:
+            yield from self._end_call()
+
+    def _end_call(self) -> Iterator[Event]:
+        if self._call is None:
+            return
+        yield _stop(len(self._content))
+        self._content.append({**self._call, "input": _input(self._arguments)})
+        self._call = None
 
 
-def _object_of(arguments: str) -> dict[str, Any]:
+def _input(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call; what is no object becomes the one field of one."""
-    try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        given = arguments
-    return given if isinstance(given, dict) else {"arguments": given}
+    found = object_of(arguments or "{}")
+    return {"arguments": arguments} if found is None else found
 
 
 def _start(index: int, block: dict[str, Any]) -> Event:

@@ -45,6 +45,7 @@ _ANTHROPIC: dict[str, Any] = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request cannot be honoured; the message names the field."},
     401: {"description": "A key is needed, or another one."},
+    403: {"description": "A web page may not use the server, or not by this name."},
     404: {"description": "There is no such model or path."},
     405: {"description": "The path takes another method."},
     413: {"description": "The body is too large."},

@@ -14,9 +14,11 @@ from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
+from specrt.serve.bodies import Items, Messages
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
-from specrt.serve.tools import ToolCall, ToolUse, tool_use
+from specrt.serve.tool_calls import CallPiece
+from specrt.serve.tools import ToolUse, tool_use
 
 _STORED = "nothing is stored here; leave it out, and send the whole conversation as input"
 
@@ -32,16 +34,16 @@ class TextOptions(BaseModel):
 class ResponsesBody(ConvertedBody):
     """A request to /v1/responses."""
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | Messages[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     store: bool | None = None
     truncation: str | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = None
+    include: Items[str] | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
 
@@ -105,22 +107,43 @@ def _said(role: str, content: Any) -> dict[str, Any]:
 def _take(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -> None:
     """Add an item of the input to the messages of a chat."""
     kind = item.get("type", "message")
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if kind == "message" and isinstance(item.get("role"), str):
-        messages.append(_said(item["role"], item.get("content")))
+        if last is not None and item["role"] == "assistant" and set(last) == _THOUGHT:
+            last["content"] = item.get("content")
+        else:
+            messages.append(_said(item["role"], item.get("content")))
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if not messages or messages[-1]["role"] != "assistant":
+        if last is None:
             messages.append(_said("assistant", None))
         messages[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "reasoning":
+        thought = _reasoning(item)
+        if thought:
+            messages.append(_said("assistant", None) | {"reasoning_content": thought})
     elif kind == "function_call_output":
         told = {"tool_call_id": item.get("call_id")}
         messages.append(_said("tool", item.get("output")) | told)
-    elif kind != "reasoning":  # which clients send back; no template reads it
+    else:
         raise RequestError(
             f"{where} is of type {kind!r}; expected 'message' with a role, 'function_call' or "
             "'function_call_output'"
         )
+
+
+_THOUGHT = {"role", "content", "reasoning_content"}
+"""Keys of a message that has reasoning alone so far."""
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    """Return the text of reasoning that a client sends back, or its summary."""
+    for parts in (item.get("content"), item.get("summary")):
+        texts = [p.get("text") for p in parts or () if isinstance(p, Mapping)]
+        if texts:
+            return "".join(text for text in texts if isinstance(text, str))
+    return ""
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +171,8 @@ class ResponsesAnswer(BlockAnswer):
         self._output: list[dict[str, Any]] = []
         self._message: dict[str, Any] | None = None
         self._text: list[str] = []
+        self._call: dict[str, Any] | None = None
+        """The item of a call that is not whole yet."""
         self._sent = 0
 
     def encode(self, event: Event) -> bytes:
@@ -162,12 +187,12 @@ class ResponsesAnswer(BlockAnswer):
         for state in ("created", "in_progress"):
             yield f"response.{state}", {"response": self.to_json("in_progress")}
 
-    def add(self, part: str | ToolCall) -> Iterator[Event]:
-        """Take a piece of text or a call; yield the events of it."""
-        if isinstance(part, ToolCall):
-            yield from self._end_message("completed")
-            yield from self._call(part)
+    def add(self, part: str | CallPiece) -> Iterator[Event]:
+        """Take a piece of text or of a call; yield the events of it."""
+        if isinstance(part, CallPiece):
+            yield from self._add_call(part)
             return
+        yield from self._end_call("completed")
         if self._message is None:
             yield from self._begin_message()
         self._text.append(part)
@@ -175,9 +200,10 @@ class ResponsesAnswer(BlockAnswer):
 
     def finish(self) -> Iterator[Event]:
         """End the message; without any item there is an empty one."""
-        if self._message is None and not self._output:
+        if self._message is None and self._call is None and not self._output:
             yield from self._begin_message()
         yield from self._end_message(self._state)
+        yield from self._end_call(self._state)
 
     def closing(self) -> Iterator[Event]:
         """Yield the whole response."""
@@ -260,28 +286,44 @@ class ResponsesAnswer(BlockAnswer):
         self._message, self._text = None, []
         yield from self._end_item(item)
 
-    def _call(self, call: ToolCall) -> Iterator[Event]:
-        item = {
-            "id": f"fc_{uuid4().hex}",
-            "type": "function_call",
-            "call_id": f"call_{uuid4().hex[:24]}",
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
-        at = len(self._output)
-        place = {"item_id": item["id"], "output_index": at}
-        kind = "response.function_call_arguments"
-        yield "response.output_item.added", {"output_index": at, "item": item}
-        yield f"{kind}.delta", {**place, "delta": call.arguments}
-        yield f"{kind}.done", {**place, "name": call.name, "arguments": call.arguments}
-        yield from self._end_item(item | {"status": "completed", "arguments": call.arguments})
+    def _add_call(self, piece: CallPiece) -> Iterator[Event]:
+        if piece.name is not None:
+            yield from self._end_message("completed")
+            yield from self._end_call("completed")
+            self._call = {
+                "id": f"fc_{uuid4().hex}",
+                "type": "function_call",
+                "call_id": f"call_{uuid4().hex[:24]}",
+                "name": piece.name,
+                "arguments": "",
+                "status": "in_progress",
+            }
+            item = {**self._call}
+            yield "response.output_item.added", {"output_index": len(self._output), "item": item}
+        assert self._call is not None, "a call begins with its name"
+        if piece.arguments:
+            self._call["arguments"] += piece.arguments
+            place = {"item_id": self._call["id"], "output_index": len(self._output)}
+            yield f"{_ARGUMENTS}.delta", {**place, "delta": piece.arguments}
+        if piece.ended:
+            yield from self._end_call("completed")
+
+    def _end_call(self, status: str) -> Iterator[Event]:
+        if self._call is None:
+            return
+        item, self._call = self._call | {"status": status}, None
+        told = {name: item[name] for name in ("name", "arguments")}
+        place = {"item_id": item["id"], "output_index": len(self._output)}
+        yield f"{_ARGUMENTS}.done", {**place, **told}
+        yield from self._end_item(item)
 
     def _end_item(self, item: dict[str, Any]) -> Iterator[Event]:
         at = len(self._output)
         self._output.append(item)
         yield "response.output_item.done", {"output_index": at, "item": item}
 
+
+_ARGUMENTS = "response.function_call_arguments"
 
 _FIXED: dict[str, Any] = {
     "background": False,

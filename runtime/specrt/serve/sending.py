@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from math import isfinite
+from reprlib import repr as short
 from typing import Any, Protocol, TypeVar
 
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from specrt.errors import reason_of
+from specrt.errors import RequestError, first_line, reason_of
 from specrt.serve.admission import ShutDownError
+from specrt.serve.large_bodies import BodyField, read_body
 from specrt.serve.service import ServedCompletions
 
 T = TypeVar("T")
@@ -41,8 +45,8 @@ class JsonBody(JSONResponse):
 
 _ANTHROPIC = "/v1/messages"
 _ANTHROPIC_KINDS = {
-    401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
-    429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
 }  # fmt: skip
 
 
@@ -159,22 +163,59 @@ class StrictJsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: HttpRequest) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
+            if request.method == "POST":
+                _require_json(request.headers.get("content-type", ""))
+            given = _StrictRequest(request.scope, request.receive)
+            given.field = self.body_field
+            return await handle(given)
 
         return strict
 
 
+def _require_json(content_type: str) -> None:
+    """Refuse another type, which a page of another site may send without being asked first.
+
+    Raises: RequestError.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if not re.fullmatch(r"application/([\w.-]+\+)?json", kind):
+        said = f"the Content-Type is {kind[:80]!r}" if kind else "there is no Content-Type"
+        raise RequestError(
+            f"{said}; expected application/json, as `curl -H 'Content-Type: application/json'` "
+            "sends it"
+        )
+
+
 class _StrictRequest(HttpRequest):
+    field: BodyField | None
+
     async def json(self) -> Any:
         """Return the body.
 
-        Raises: ValueError.
+        Raises: HTTPException, which FastAPI passes on as it is.
         """
-        return json.loads(await self.body(), parse_constant=_no_number, parse_float=_finite)
+        return await read_body(await self.body(), _strict_json, self.field)
+
+
+def _strict_json(body: bytes) -> Any:
+    try:
+        value = json.loads(body, parse_constant=_no_number, parse_float=_finite)
+        if isinstance(value, dict):
+            return value
+        reason = f"it is {short(value)}; expected an object"
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start} is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deep"
+    except ValueError as error:
+        reason = first_line(error).partition("; use sys.")[0]  # a number of 4,300 digits
+    raise HTTPException(400, f"the body is not a JSON object: {reason}")
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text[:40]} is not a number that JSON has")
 
 
 def _finite(text: str) -> float:

@@ -17,13 +17,14 @@ from specrt.params import SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
+from specrt.serve.tool_calls import begins_reasoning
 from specrt.serve.tools import ToolUse
 from specrt.speculation.drafters import available_drafters
 from specrt.speculation.round import Round
 from specrt.speech.whisper_config import WhisperConfig
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import DraftedSpans
-from specrt.text.tokenizer import ChatPrompt
+from specrt.text.traced_text import ChatPrompt
 
 log = logging.getLogger("specrt.serve")
 
@@ -158,7 +159,7 @@ class Service:
         Raises: RequestError where both a call is forced and the text is constrained, too.
         """
         more: dict[str, Any] = {"logprobs": body.ranked}
-        forced = use.schema()
+        forced = await asyncio.to_thread(use.schema)
         if forced is not None:
             if body.constraint():
                 raise RequestError(
@@ -166,11 +167,11 @@ class Service:
                     "expected one of them"
                 )
             more["json_schema"] = forced
-        if use.stops:
-            more["stop"] = [*body.stops, *use.stops]
-        params = body.params(body.most_tokens, self.context, **more)
+        params = await asyncio.to_thread(body.params, body.most_tokens, self.context, **more)
         prompt = await asyncio.to_thread(self.render, body.messages, use.described)
-        return await self.begin([prompt], params, **body.draft_options)
+        answers = await self.begin([prompt], params, **body.draft_options)
+        answers.read_calls(use, reasoning=begins_reasoning(prompt))
+        return answers
 
     def render(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
@@ -228,7 +229,17 @@ class ServedCompletions:
         self._admitted = admitted
         self._began = began
         self._open = set(streams)
+        self.reasoning = False
+        """Whether the prompt of a conversation ends where reasoning begins."""
         service.admission.live |= self._open
+
+    def read_calls(self, use: ToolUse, *, reasoning: bool) -> None:
+        """Say how calls are found in the texts, before any of them begins."""
+        self.reasoning = reasoning
+        for stream in self._streams:
+            end = use.end(reasoning=reasoning)
+            if end is not None:
+                stream.end_with(end)
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the chunks of all completions as they come.

@@ -1,37 +1,26 @@
-"""Tools: what a model is told of them, calls that a grammar forces, calls found in a text."""
+"""Tools: what a model is told of them, and the calls that it may or must make."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from uuid import uuid4
+from reprlib import repr as short
+from typing import Any
 
 from specrt.errors import RequestError, did_you_mean
+from specrt.json_schema import Path, rooted
 from specrt.serve.bodies import MOST_SCHEMA, ChatBody
-from specrt.text.detokenizer import overlap
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-"""How models of the Hermes and Qwen families write a call; no other form is read."""
+from specrt.serve.tool_calls import (
+    CallStream,
+    FirstCall,
+    ForcedCallStream,
+    ToolCall,
+    ToolCallParser,
+)
+from specrt.text.detokenizer import StopStrings
 
 _MOST_TOOLS = 128
-
-
-class ToolCall(NamedTuple):
-    """A function to call, and the JSON text of its arguments."""
-
-    name: str
-    arguments: str
-
-    def to_json(self, index: int | None = None) -> dict[str, Any]:
-        """Return OpenAI's object; in a stream it has an index."""
-        call = {
-            "id": f"call_{uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
-        return call if index is None else {"index": index, **call}
 
 
 @dataclass(frozen=True)
@@ -44,35 +33,46 @@ class ToolUse:
     """`required`, or the name of the one function to call; None where the model is free."""
     several: bool = True
     """Whether an answer may have more calls than one."""
+    stops: Sequence[str] = ()
+    """The request's own stop strings."""
 
     @property
     def described(self) -> Sequence[Mapping[str, Any]] | None:
         """What a chat template is given: None without tools."""
         return self.tools or None
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end the text: behind the one call that may be made."""
-        free = self.tools and self.forced is None
-        return (CLOSE,) if free and not self.several else ()
-
     def schema(self) -> dict[str, Any] | None:
         """Return the schema that the text must match; None where the model is free."""
         if self.forced is None:
             return None
-        calls = [
-            _call_schema(tool["function"])
+        functions = [
+            tool["function"]
             for tool in self.tools
             if self.forced in ("required", tool["function"]["name"])
         ]
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if len(functions) == 1:
+            return _call_schema(functions[0], ())
+        calls = [_call_schema(one, ("anyOf", at)) for at, one in enumerate(functions)]
+        return {"anyOf": calls}
 
-    @property
-    def parser(self) -> ToolCallParser | None:
-        """What finds the calls in a completion; None where there can be none."""
+    def stream(self, *, reasoning: bool = False) -> CallStream | None:
+        """Return what finds the calls in a completion; None where there can be none.
+
+        `reasoning` tells whether the prompt ends within that.
+        """
         if not self.tools:
             return None
-        return ForcedCallParser() if self.forced is not None else ToolCallParser()
+        if self.forced is None:
+            return CallStream(reasoning=reasoning)
+        names = {tool["function"]["name"] for tool in self.tools}
+        only = names.pop() if len(names) == 1 else None
+        return ForcedCallStream(only if self.forced == "required" else self.forced)
+
+    def end(self, *, reasoning: bool = False) -> FirstCall | None:
+        """Return what ends a completion after its first call; None where more may follow."""
+        if self.several or self.forced is not None or not self.tools:
+            return None
+        return FirstCall(StopStrings(tuple(self.stops)), CallStream(reasoning=reasoning))
 
 
 def tool_use(body: ChatBody) -> ToolUse:
@@ -83,7 +83,7 @@ def tool_use(body: ChatBody) -> ToolUse:
     tools, choice = body.tools or (), body.tool_choice
     names = _names(tools)
     if choice in (None, "auto"):
-        return ToolUse(tools, several=body.parallel_tool_calls is not False)
+        return ToolUse(tools, several=body.parallel_tool_calls is not False, stops=body.stops)
     if choice == "none":
         return ToolUse()
     if not names:
@@ -122,93 +122,32 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call, as Hermes and Qwen write one."""
-    parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+def _call_schema(function: Mapping[str, Any], place: Path) -> dict[str, Any]:
+    """Return the schema of a call as Hermes and Qwen write one, for a place of the whole schema.
+
+    Raises: RequestError for parameters with a reference that leads nowhere.
+    """
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise RequestError(
+            f"the parameters of {function['name']!r} are {short(parameters)}; expected a JSON "
+            "Schema of an object"
+        )
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": rooted(parameters, (*place, "properties", "arguments")),
+        },
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def call_parts(text: str, use: ToolUse) -> list[str | ToolCall]:
+def call_parts(text: str, use: ToolUse, *, reasoning: bool = False) -> list[str | ToolCall]:
     """Return a whole text in parts: pieces of text, and the calls between them."""
-    parser = use.parser
-    parts = [text] if parser is None else [*parser.push(text), *parser.finish()]
-    return [part for part in parts if part]
-
-
-class ToolCallParser:
-    """Finds calls in a text as it comes: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
-
-    What is no call stays text, also between the tags.
-    """
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._inside = False
-        self._called = False
-
-    def push(self, text: str) -> list[str | ToolCall]:
-        """Return what became certain: pieces of text, and calls."""
-        self._text += text
-        parts: list[str | ToolCall] = []
-        while True:
-            tag = CLOSE if self._inside else OPEN
-            at = self._text.find(tag)
-            if at < 0:
-                break
-            before, self._text = self._text[:at], self._text[at + len(tag) :]
-            if self._inside:
-                call = read_call(before)
-                parts.append(call or OPEN + before + CLOSE)
-                self._called |= call is not None
-            elif not self._called or before.strip():  # blanks between calls are no text
-                parts.append(before)
-            self._inside = not self._inside
-        if not self._inside:
-            certain = len(self._text) - overlap(self._text, OPEN)
-            text, rest = self._text[:certain], self._text[certain:]
-            if not (self._called and not text.strip()):
-                parts.append(text)
-                self._text = rest
-        return [part for part in parts if part]
-
-    def finish(self) -> list[str | ToolCall]:
-        """Return what is left at the end of the text."""
-        rest = (OPEN if self._inside else "") + self._text
-        if self._inside:
-            call = read_call(self._text)  # the end token may stand for the closing tag
-            if call is not None:
-                return [call]
-        return [rest] if rest.strip() else []
-
-
-class ForcedCallParser(ToolCallParser):
-    """Reads a text that a grammar keeps to one call, once it is whole."""
-
-    def push(self, text: str) -> list[str | ToolCall]:
-        """Keep the text."""
-        self._text += text
-        return []
-
-    def finish(self) -> list[str | ToolCall]:
-        """Return the call; of a text that was cut short, the text."""
-        call = read_call(self._text)
-        return [call] if call is not None else [self._text] if self._text else []
-
-
-def read_call(text: str) -> ToolCall | None:
-    """Return the call that a text is, None where it is none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
-        return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(found["name"], arguments)
+    stream = use.stream(reasoning=reasoning)
+    if stream is None:
+        return [text] if text else []
+    parser = ToolCallParser(stream)
+    return [*parser.push(text), *parser.finish()]

@@ -10,7 +10,6 @@ from time import monotonic
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
@@ -172,14 +171,13 @@ def transcription_routes(service: Service) -> APIRouter:
 async def respond(service: Service, request: HttpRequest, task: str) -> Response:
     """Return the answer to a form.
 
-    Raises: RequestError, OverloadError, EngineError; HTTPException on a bundle for another task.
+    Raises: RequestError, OverloadError, EngineError.
     """
     config = service.speech
     if config is None:
-        raise HTTPException(
-            404,
+        raise RequestError(
             f"{service.name} is no bundle for {SPEECH_TASK}; this path needs one, built from a "
-            "Whisper checkpoint",
+            "Whisper checkpoint"
         )
     body, kind = await request.body(), request.headers.get("content-type", "")
     form = SpeechForm.of(await to_thread(parse_form, kind, body), task)

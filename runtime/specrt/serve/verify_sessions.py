@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -38,6 +39,8 @@ from specrt.remote.frames import (
 )
 from specrt.serve.device_link import DeviceLink, LinkEndedError
 from specrt.speculation.round import NOTHING, Passes, Proposal, Round
+
+log = logging.getLogger("specrt.serve")
 
 AHEAD = 8
 """Tokens that are decoded alone before those in front of them are sent."""
@@ -217,6 +220,10 @@ class VerifyEndpoint:
         except SpecrtError as error:
             self._leave(link, resumable=False)
             await link.close(_code_of(error), str(error))
+        except Exception:  # a defect
+            self._leave(link, resumable=False)
+            log.exception("a device's session failed")
+            await link.close(Close.FAILED, "the server failed; its log says why")
         except BaseException:
             self._leave(link, resumable=False)
             raise

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
@@ -31,13 +33,17 @@ class Check:
 
 _EXPORT, _BUILD = how_to_install("export"), how_to_install("build")
 
+_ALIGN, _SERVE = how_to_install("align"), how_to_install("serve")
+
+_STRUCTURED = how_to_install("structured")
+
 EXPORTERS = ("torch", "transformers", "onnxscript", "onnx_ir", "optimum", "requests")
 """What turns a checkpoint into a graph."""
 
 
 def missing_exporter() -> str | None:
     """Return the first library that turning a checkpoint into a graph lacks; None imports it."""
-    return next((name for name in EXPORTERS if importlib.util.find_spec(name) is None), None)
+    return next((name for name in EXPORTERS if not _is_there(name)), None)
 
 
 def check_exporter() -> None:
@@ -64,6 +70,13 @@ _LIBRARIES = (
     ("onnxscript", "exports checkpoints", _EXPORT),
     ("onnx_ir", "exports checkpoints", _EXPORT),
     ("huggingface_hub", "fetches checkpoints by name", _EXPORT),
+    ("matplotlib", "draws how a draft was trained", _ALIGN),
+    ("llguidance", "keeps texts to schemas and grammars", _STRUCTURED),
+    ("fastapi", "serves bundles over HTTP", _SERVE),
+    ("uvicorn", "serves bundles over HTTP", _SERVE),
+)
+
+_NVIDIA = (
     ("tensorrt", "runs and builds tensorrt bundles", "comes with JetPack or NVIDIA's containers"),
     ("tensorrt_rtx", "runs and builds tensorrt-rtx bundles", "pip install tensorrt-rtx"),
     ("cuda.bindings", "lets TensorRT bundles use a GPU", "pip install cuda-bindings"),
@@ -103,22 +116,66 @@ def machine() -> list[Check]:
 
 
 def libraries() -> list[Check]:
-    """Return which libraries are installed, without importing the heavy ones."""
-    return [_kernels(), *(_library(*row) for row in _LIBRARIES)]
+    """Return which libraries and tools are installed, without importing the heavy ones.
+
+    Those for NVIDIA's GPUs are told of where there is one, or they are installed.
+    """
+    nvidia = [_library(*row) for row in _NVIDIA]
+    shown = nvidia if survey().gpus else [check for check in nvidia if check.works]
+    return [_kernels(), *(_library(*row) for row in _LIBRARIES), *map(_tool, BUILD_TOOLS), *shown]
+
+
+class BuildTool(NamedTuple):
+    """A program that compiling libspecrt takes: one of several, or what a variable names."""
+
+    name: str
+    programs: tuple[str, ...]
+    variable: str
+    remedy: str
+
+    def find(self) -> str | None:
+        """Return what there is of it; None where it is missing."""
+        return os.environ.get(self.variable) or next(filter(shutil.which, self.programs), None)
+
+
+BUILD_TOOLS = (
+    BuildTool("cmake", ("cmake",), "", "pip install cmake"),
+    BuildTool("C++ compiler", ("c++", "g++", "clang++"), "CXX", "apt install g++"),
+    BuildTool("build tool", ("make", "gmake", "ninja"), "CMAKE_GENERATOR", "apt install make"),
+)
+
+
+def _tool(tool: BuildTool) -> Check:
+    found = tool.find()
+    text = f"{found or 'missing'}: compiles libspecrt"
+    return Check(tool.name, text, found is not None, tool.remedy)
 
 
 def abilities() -> list[Check]:
-    """Return what can be done here."""
-    have = {check.name for check in libraries() if check.works}
+    """Return what can be done here; without a GPU one line stands for all that takes one."""
+    checks = {check.name: check for check in libraries()}
+    have = {name for name, check in checks.items() if check.works}
     texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
     builds = texts or ("" if "onnx" in have else _BUILD)
-    exports = have.issuperset(EXPORTERS)
+    exports = builds or (_EXPORT if missing_exporter() else "")
+    tools = (checks[tool.name] for tool in BUILD_TOOLS)
     remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
+    remedies["constrain texts"] = "" if "llguidance" in have else _STRUCTURED
+    remedies["serve over HTTP"] = "" if {"fastapi", "uvicorn"} <= have else _SERVE
     remedies["build from portable graphs"] = builds
-    remedies["export checkpoints"] = builds or ("" if exports else _EXPORT)
+    remedies["export checkpoints"] = exports
+    remedies["train drafts"] = exports or ("" if "matplotlib" in have else _ALIGN)
+    remedies["build libspecrt"] = "; ".join(tool.remedy for tool in tools if not tool.works)
     for name, one in BACKENDS.items():
         if one.missing_to_build is not None:
             remedies[f"build {name} plans"] = one.missing_to_build() or builds
+    if not survey().gpus:
+        gpu = [name for name, one in BACKENDS.items() if not one.host_memory]
+        remedies = {
+            name: remedy for name, remedy in remedies.items()
+            if not remedy or not any(f" {one} " in name for one in gpu)
+        }  # fmt: skip
+        remedies["run bundles on a GPU"] = f"{', '.join(gpu)} need an NVIDIA GPU and its driver"
     return [
         Check(name, "no" if remedy else "yes", not remedy, remedy)
         for name, remedy in remedies.items()

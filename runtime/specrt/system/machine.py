@@ -101,6 +101,9 @@ _NAMES = (("model name",), ("cpu family", "model"), ("CPU implementer", "CPU par
 
 _LONGEST = 255
 
+_CONDITIONS = {"cores": "on {mine} cores, not {its} cores", "library": "with {mine}, not {its}"}
+"""What changes on one machine."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -116,11 +119,12 @@ class Machine:
     """The engine library and its version."""
 
     def difference(self, other: Machine) -> str | None:
-        """Return in which way another machine differs, this one first; None where it does not."""
+        """Return where or how this one measures and the other does not; None where they agree."""
         for field in fields(self):
-            mine, its = getattr(self, field.name), getattr(other, field.name)
+            mine, its = (getattr(one, field.name) or "none" for one in (self, other))
             if mine != its:
-                return f"{field.name.replace('_', ' ')} {mine or 'none'}, not {its or 'none'}"
+                words = _CONDITIONS.get(field.name, "on another machine ({name} {mine}, not {its})")
+                return words.format(name=field.name.replace("_", " "), mine=mine, its=its)
         return None
 
 

@@ -18,7 +18,9 @@ from specrt.bundle import (
     read_manifest,
 )
 from specrt.errors import RequestError, SpecrtError
-from specrt.text.tokenizer import ChatPrompt
+from specrt.text.control_tokens import token_name
+from specrt.text.message_forms import called_names, conversation_forms
+from specrt.text.traced_text import ChatPrompt, traced
 
 Message = dict[str, Any]
 """`role` and `content`; of a chat with tools also `tool_calls`, `tool_call_id`, `name`."""
@@ -52,9 +54,13 @@ class NoTemplateError(RequestError):
 class ChatTemplate:
     """The Jinja template of a tokenizer, rendered in a sandbox as transformers renders it."""
 
-    def __init__(self, source: str, special: dict[str, str]) -> None:
+    def __init__(
+        self, source: str, special: dict[str, str], *, tool_use: str | None = None
+    ) -> None:
+        """Prepare a template; `tool_use` is the one for conversations with tools, if another."""
         from specrt.text.template_sandbox import Sandbox
 
+        self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special)
         if len(source) > MOST_SOURCE:
             raise RequestError(
                 f"the bundle's chat template has {len(source)} characters; expected up to "
@@ -68,13 +74,14 @@ class ChatTemplate:
         self._special = special
         self._sandbox = Sandbox(functions)
         try:
-            self._template = self._sandbox.prepare(source)
+            self._template, written = self._sandbox.prepare(source)
         except RequestError:
             raise
         except Exception as error:  # deep nesting fails in the parser and in Python's compiler
             raise RequestError(
                 f"the bundle's chat template is not valid Jinja: {_line(error)}"
             ) from error
+        self._literals = (*written, *special.values())
 
     def render(
         self,
@@ -86,23 +93,36 @@ class ChatTemplate:
         """Return the prompt for messages, with the tools that the model may call.
 
         Contents are text, whatever they hold, where the prompt is encoded as it is; so are the
-        descriptions of tools.
+        descriptions of tools. Calls of earlier turns have the form in which the template shows
+        them; see `conversation_forms`.
         Raises: RequestError when the template refuses them, or takes more than its bounds.
         """
-
-        def render(given: Sequence[Any]) -> str:
-            *conversation, described = given
-            return self._render(conversation, described, add_generation_prompt)
-
-        given = [*messages, None if tools is None else [*tools]]
-        return ChatPrompt(render(given), given, render)
+        if tools is not None and self._tool_use is not None:
+            return self._tool_use.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt
+            )
+        described = None if tools is None else traced([*tools])
+        refusals: list[RequestError] = []
+        for forms in conversation_forms(messages):
+            shown: list[tuple[int, int, ChatPrompt]] = []
+            for number, form in enumerate(forms):
+                try:
+                    prompt = self._render(traced(form), described, add_generation_prompt)
+                except RequestError as error:
+                    refusals.append(error)
+                    continue
+                seen = sum(prompt.count(name) for name in called_names(form))
+                shown.append((seen - prompt.count("None"), -number, prompt))
+            if shown:
+                return max(shown)[-1]
+        raise refusals[0]
 
     def _render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
-    ) -> str:
+    ) -> ChatPrompt:
         from specrt.text.template_sandbox import weight
 
         given = weight([messages, tools])
@@ -125,12 +145,13 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template is a program, and may fail like one
             raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
-        return "".join(pieces)
+        return ChatPrompt(pieces, self._literals)
 
 
-def read_template(bundle: str | Path) -> ChatTemplate:
+def read_template(bundle: str | Path, source: str | None = None) -> ChatTemplate:
     """Read the chat template of a bundle: chat_template.jinja, else tokenizer_config.json.
 
+    `source` is one in its place, which knows the bundle's special tokens.
     Raises: NoTemplateError when the bundle has none, RequestError for one that cannot be read,
         BundleError for files that are not those of the manifest.
     """
@@ -143,11 +164,18 @@ def read_template(bundle: str | Path) -> ChatTemplate:
         if name in manifest.files
     }
     config = _config(folder / TOKENIZER_CONFIG, texts.get(TOKENIZER_CONFIG, "{}"))
+    special = _special_tokens(config)
+    if source is not None:
+        return ChatTemplate(source, special)
     source = texts.get(CHAT_TEMPLATE, config.get("chat_template"))
-    if isinstance(source, list):  # several named ones; transformers takes `default`
+    tool_use = None
+    if isinstance(source, list):
         named = [t for t in source if isinstance(t, dict)]
-        source = next((t.get("template") for t in named if t.get("name") == "default"), None)
-    if source is not None and not isinstance(source, str):
+        source, tool_use = (
+            next((t.get("template") for t in named if t.get("name") == name), None)
+            for name in ("default", "tool_use")
+        )
+    if not all(one is None or isinstance(one, str) for one in (source, tool_use)):
         raise _damaged(
             folder / TOKENIZER_CONFIG,
             f"has the chat_template {short(source)}; expected a string or a list of named ones",
@@ -157,12 +185,15 @@ def read_template(bundle: str | Path) -> ChatTemplate:
             f"{folder} has no chat template: its model was not trained for chat; "
             "complete plain text instead (no --chat; a session without a template)"
         )
-    tokens = {
-        key: value.get("content") if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key.endswith("_token")
-    }
-    return ChatTemplate(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
+    return ChatTemplate(source, special, tool_use=tool_use)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens that templates know by name."""
+    extra = config.get("extra_special_tokens")
+    known = {**extra, **config} if isinstance(extra, dict) else config
+    names = {key: token_name(value) for key, value in known.items() if key.endswith("_token")}
+    return {key: name for key, name in names.items() if name}
 
 
 def _config(path: Path, text: str) -> dict[str, Any]:

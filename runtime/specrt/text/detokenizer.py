@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 Decoder = dict[str, Any]
 """The `decoder` of a `tokenizer.json`."""
@@ -220,6 +220,16 @@ class WindowDetokenizer:
 
 
 Detokenizer = ByteDetokenizer | WindowDetokenizer
+
+
+class TextEnd(Protocol):
+    """Finds where a text must end."""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Add text; return what may be shown, and what ended it, if anything did."""
+
+    def finish(self) -> str:
+        """Return what was held back, when nothing ended it."""
 
 
 class StopStrings:

@@ -37,6 +37,7 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
 from specrt.errors import RequestError
+from specrt.text.traced_text import followed, joined, shown
 
 UNIT = 16
 """Characters of text that weigh as much as one element of a list."""
@@ -105,6 +106,7 @@ _REFUSED: dict[type[nodes.Node], str] = {
 """Statements that need other files, or copy every variable, or are worked out beforehand."""
 
 _COUNTED, _WEIGHED, _SLICED, _KEY, _PAID = " counted", " settled", " sliced", " keyed", " pay"
+_JOINED = " concatenated"
 """Filters that are put into a template here. They are methods of the sandbox and in no table, so
 that no template can name them."""
 
@@ -207,7 +209,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[loopcontrols, _Generation],
-            finalize=pass_context(lambda _, value: self._weighed(value)),
+            finalize=pass_context(lambda _, value: self._shown(value)),
         )
         tojson = functions.pop("tojson")
         names = {"range": self.globals["range"], "dict": dict, "namespace": _Namespace}
@@ -222,16 +224,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.tests = {name: self._test(name, test) for name, test in self.tests.items()}
 
-    def prepare(self, source: str) -> Any:
-        """Return a template that pays for what it does.
+    def prepare(self, source: str) -> tuple[Any, tuple[str, ...]]:
+        """Return a template that pays for what it does, and the texts that are written in it.
 
         Raises: jinja2.TemplateError, RequestError, RecursionError.
         """
-        priced = _Priced()
-        tree = priced.visit(self.parse(source))
+        priced, tree = _Priced(), self.parse(source)
+        written = [node.data for node in tree.find_all(nodes.TemplateData)]
+        written += [c.value for c in tree.find_all(nodes.Const) if isinstance(c.value, str)]
+        tree = priced.visit(tree)
         tree.set_environment(self)
         self._nodes = priced.nodes
-        return self.from_string(tree)
+        return self.from_string(tree), tuple(written)
 
     # What generated code calls
 
@@ -260,7 +264,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Join what a macro or a block wrote."""
         written = [*pieces]
         self.budget.spend(len(written) + sum(map(len, written)) // UNIT)
-        return "".join(written)
+        return joined(written)
+
+    def concatenated(self, values: Sequence[Any]) -> str:
+        """Join what `~` stands between."""
+        return joined([str(self._shown(value)) for value in values])
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Do arithmetic, which multiplies and formats text too."""
@@ -280,7 +288,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         else:  # differences of sets hash what is in them
             for side in self._weighed((left, right)):
                 _check_keys([()] if isinstance(side, ItemsView) else _parts(side))
-        result = super().call_binop(context, operator, left, right)
+        operation = functools.partial(super().call_binop, context, operator)
+        result = followed(operator, operation, (left, right), operation(left, right))
         return _check_integer(result)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -300,7 +309,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
             args = tuple([[*one] if isinstance(one, Iterator) else one for one in args])
             given = {k: v for k, v in kwargs.items() if k not in ("_loop_vars", "_block_vars")}
             __self._pay_call(__obj, [*args, *given.values()])
+            owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+            if isinstance(owner, str):
+                return __self._call_text(owner, __obj.__name__, args, given)
         return super().call(__context, __obj, *args, **kwargs)
+
+    def _call_text(self, text: str, name: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Call a method of a text, and keep where the result comes from."""
+
+        def operation(text: str, *values: Any) -> Any:
+            more = dict(zip(named, values[len(args) :], strict=True))
+            return self.getattr(text, name)(*values[: len(args)], **more)
+
+        values = [text, *args, *named.values()]
+        return followed(name, operation, values, operation(*values))
 
     # Prices
 
@@ -401,6 +423,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         weight(value, self.budget.spend)
         return value
 
+    def _shown(self, value: Any) -> Any:
+        """Pay for writing a value; return it, or its text."""
+        self._weighed(value)
+        return shown(value) if isinstance(value, (dict, list, tuple)) else value
+
     def _filter(self, name: str, function: Any) -> Any:
         """Return a filter that is paid for."""
         skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -414,7 +441,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self._pay_filter(name, value, given)
             if name in _LAZY and value:
                 value = _Counted(value, _factor(given), self.budget.spend)
-            result = function(*args[:skipped], value, *args[skipped + 1 :], **kwargs)
+            before, after = args[:skipped], args[skipped + 1 :]
+
+            def operation(*values: Any) -> Any:
+                more = dict(zip(kwargs, values[1 + len(after) :], strict=True))
+                return function(*before, *values[: 1 + len(after)], **more)
+
+            values = [value, *after, *kwargs.values()]
+            result = followed(name, operation, values, operation(*values))
             return _Lazy(result, value) if name in _LAZY else _check_integer(result)
 
         return paid
@@ -459,7 +493,10 @@ class _Generator(CodeGenerator):
     """Writes prices as calls of the sandbox."""
 
     def visit_Filter(self, node: nodes.Filter, frame: Frame) -> None:  # noqa: N802
-        if node.name not in (_COUNTED, _WEIGHED, _SLICED, _KEY, _PAID) or node.node is None:
+        if (
+            node.name not in (_COUNTED, _WEIGHED, _SLICED, _KEY, _PAID, _JOINED)
+            or node.node is None
+        ):
             super().visit_Filter(node, frame)
             return
         self.write(f"environment.{node.name.strip()}(")
@@ -570,10 +607,9 @@ class _Priced(NodeTransformer):
             operand.expr = _weighed(operand.expr)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
         self.generic_visit(node)
-        node.nodes = [_weighed(one) for one in node.nodes]
-        return node
+        return _filtered(nodes.List(node.nodes), _JOINED)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)

@@ -279,8 +279,8 @@ def measure_costs(
             break
     if disturbance:
         raise EngineError(
-            f"{disturbance}, which is other work on this machine; end what else runs, and tune "
-            "again"
+            f"other work on this machine disturbed the measurement ({disturbance}); measure with "
+            "`specrt tune` when less else runs"
         )
     return _costs(timed, models.gammas)
 

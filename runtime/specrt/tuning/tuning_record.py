@@ -220,7 +220,7 @@ def _stale(tuning: Tuning, bundle: Bundle, threads: int) -> str | None:
         this_machine(backend_named(bundle.manifest.backend).library())
     )
     if differs is not None:
-        return f"it was measured on another machine ({differs}); {again}"
+        return f"it was measured {differs}; {again}"
     if tuning.threads != threads:
         return f"it was measured with {tuning.threads} threads, not {threads}; {again}"
     return None

@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "abi/check.hpp"
@@ -55,19 +56,21 @@ const std::vector<Kind>& kinds() {
       {"generator",
        "specrt_open",
        {call(create_session, true), call(specrt_generator_info), call(specrt_encode),
-        call(specrt_decode), call(specrt_generator_close, true)}},
+        call(specrt_decode), call(specrt_token_bytes), call(specrt_generator_memory),
+        call(specrt_generator_close, true)}},
       {"session",
        "specrt_session_create",
        {call(specrt_generate), call(specrt_generate_ids), call(specrt_begin),
         call(specrt_begin_ids), call(specrt_next), call(specrt_session_cancel, true),
-        call(specrt_session_stats), call(specrt_session_text), call(specrt_session_ids),
+        call(specrt_session_end, true), call(specrt_session_stats), call(specrt_session_logprobs),
+        call(specrt_session_prompt_logprobs), call(specrt_session_text), call(specrt_session_ids),
         call(specrt_session_json), call(specrt_session_close, true)}},
       {"params",
        "specrt_params_create",
        {call(copy_params, true), call(specrt_params_set_integer), call(specrt_params_set_number),
         call(specrt_params_set_text), call(specrt_params_add_text), call(specrt_params_add_tokens),
         call(specrt_params_add_bias, true), call(specrt_params_add_processor),
-        call(specrt_params_close, true)}}};
+        call(specrt_params_clear, true), call(specrt_params_close, true)}}};
   return all;
 }
 
@@ -167,11 +170,15 @@ CHECK_CASE(pointers) {
 
 CHECK_CASE(library) {
   THAT(specrt_abi_version() == SPECRT_ABI_VERSION);
-  THAT(std::strstr(specrt_version(), " fake") != nullptr);
   THAT(specrt_last_error()[0] == '\0');
   THAT(std::strcmp(specrt_status_name(SPECRT_BUSY), "SPECRT_BUSY") == 0);
   THAT(specrt_status_name(-7) != nullptr);
-  for (specrt_status status = SPECRT_OK; status <= SPECRT_INTERNAL; ++status)
+  const std::string parts[] = {std::to_string(SPECRT_VERSION_MAJOR),
+                               std::to_string(SPECRT_VERSION_MINOR),
+                               std::to_string(SPECRT_VERSION_PATCH)};
+  THAT(SPECRT_VERSION == parts[0] + "." + parts[1] + "." + parts[2]);
+  THAT(specrt_version() == std::string(SPECRT_VERSION " fake"));
+  for (specrt_status status = SPECRT_OK; status <= SPECRT_MEMORY; ++status)
     THAT(std::strncmp(specrt_status_name(status), "SPECRT_", 7) == 0);
 }
 
@@ -180,14 +187,14 @@ CHECK_CASE(opening) {
   const auto open = [&](const char* bundle) { return specrt_open(bundle, nullptr, &generator); };
   REFUSES(SPECRT_BUNDLE, open("missing"), "no bundle is at missing");
   THAT(generator == nullptr);
-  REFUSES(SPECRT_INTERNAL, open("memory"), "no memory is left");
+  REFUSES(SPECRT_MEMORY, open("memory"), "not enough memory");
   GIVES(SPECRT_INTERNAL, open("bug"));
   GIVES(SPECRT_INVALID_ARGUMENT, open("b\xFFg"));
   REFUSES(SPECRT_INVALID_ARGUMENT, open(""), "bundle is ''; expected the path");
   Newer<specrt_open_options> options{};
   const auto opened = [&] { return specrt_open("any", &options.known, &generator); };
   for (const std::size_t size :
-       {std::size_t{0}, sizeof(std::size_t), sizeof(specrt_open_options) - 1, SIZE_MAX}) {
+       {std::size_t{0}, sizeof(std::size_t), offsetof(specrt_open_options, tokenizer), SIZE_MAX}) {
     options.known.size = size;
     REFUSES(SPECRT_INVALID_ARGUMENT, opened(), "specrt_open_options->size is");
   }
@@ -204,15 +211,43 @@ CHECK_CASE(opening) {
   GIVES(SPECRT_OK, opened());
   Newer<specrt_info> info{};
   std::memset(info.more, 0x5A, sizeof info.more);
-  info.known.size = sizeof(specrt_info) - 8;
+  info.known.size = offsetof(specrt_info, notices);
   GIVES(SPECRT_INVALID_ARGUMENT, specrt_generator_info(generator, &info.known));
   THAT(info.known.name == nullptr);
+  info.known.size = offsetof(specrt_info, bos_token);  // of the first version
+  GIVES(SPECRT_OK, specrt_generator_info(generator, &info.known));
+  THAT(info.known.name != nullptr && info.known.eos_tokens == nullptr);
   info.known.size = sizeof info;
   GIVES(SPECRT_OK, specrt_generator_info(generator, &info.known));
   THAT(info.known.size == sizeof info && std::strcmp(info.known.backend, "fake") == 0);
   THAT(info.known.vocabulary == 100 && info.known.has_tokenizer == 1 && info.known.rows == 2);
   THAT(info.more[0] == 0x5A && info.more[63] == 0x5A);
   GIVES(SPECRT_OK, specrt_generator_close(generator));
+}
+
+CHECK_CASE(logs) {
+  static std::vector<std::string> lines;
+  const auto note = [](void* user, std::int32_t level, const char* message) {
+    lines.push_back(std::to_string(level) + message);
+    GIVES(SPECRT_BUSY, specrt_shutdown());  // of which nothing is told
+    throw std::runtime_error(static_cast<const char*>(user));
+  };
+  char user[] = "no log";
+  GIVES(SPECRT_OK, specrt_set_log(note, user));
+  {
+    const specrt::Generator generator("noted");
+    const specrt::Session session = generator.session();
+    GIVES(SPECRT_ENGINE, generate(session, "fail"));
+    GIVES(SPECRT_CANCELLED, generate(session, "forever", [](const specrt_chunk&) { return 1; }));
+  }
+  THAT((lines == std::vector<std::string>{"2one", "2two", "1the pass failed"}));
+  GIVES(SPECRT_OK, specrt_set_log(nullptr, nullptr));
+  GIVES(SPECRT_INVALID_ARGUMENT, specrt_params_close(reinterpret_cast<specrt_params*>(1)));
+  THAT(lines.size() == 3);
+  specrt::set_log([](int, std::string_view message) { lines.emplace_back(message); });
+  THAT(check::status_of([] { specrt::Generator("missing"); }) == SPECRT_BUNDLE);
+  THAT(lines.back() == "no bundle is at missing");
+  specrt::set_log({});
 }
 
 CHECK_CASE(chunk_by_chunk) {
@@ -244,6 +279,9 @@ CHECK_CASE(chunk_by_chunk) {
   }
   THAT(reason(opened.session) == "cancelled");
   GIVES(SPECRT_OK, begin(opened.session, "forever"));
+  for (int i = 0; i < 2; ++i) GIVES(SPECRT_OK, specrt_session_end(session, SPECRT_ANY_GENERATION));
+  THAT(reason(opened.session) == "cancelled");
+  GIVES(SPECRT_OK, begin(opened.session, "forever"));
   GIVES(SPECRT_OK, specrt_session_cancel(session, SPECRT_ANY_GENERATION));
   GIVES(SPECRT_OK, begin(opened.session, "count 1"));  // cancelled, and never read
 }
@@ -268,6 +306,7 @@ CHECK_CASE(generations) {
   for (const std::uint64_t never : {std::uint64_t{3}, UINT64_MAX}) {
     REFUSES(SPECRT_INVALID_ARGUMENT, specrt_next(session, never, &chunk), "was never begun");
     REFUSES(SPECRT_INVALID_ARGUMENT, specrt_session_cancel(session, never), "was never begun");
+    REFUSES(SPECRT_INVALID_ARGUMENT, specrt_session_end(session, never), "was never begun");
   }
   REFUSES(SPECRT_INVALID_ARGUMENT, specrt_next(session, 0, &chunk), "generation is 0");
   GIVES(SPECRT_OK, generate(opened.session, "count 1", [&](const specrt_chunk& third) {
@@ -330,12 +369,19 @@ CHECK_CASE(callbacks) {
     GIVES(SPECRT_BUSY, generate(session, "count 1"));
     GIVES(SPECRT_BUSY, begin(session, "count 1"));
     GIVES(SPECRT_BUSY, specrt_next(session.get(), told.generation, &chunk));
-    THAT(check::status_of([&] { session.stats(); }) == SPECRT_BUSY);
+    THAT(session.stats().finish_reason.empty() &&
+         session.text().size() == session.ids().size() * 3);
+    std::thread other([&] { THAT(check::status_of([&] { session.stats(); }) == SPECRT_BUSY); });
+    other.join();
     REFUSES(SPECRT_BUSY, specrt_shutdown(), "inside a callback");
     GIVES(SPECRT_OK, generate(opened.generator.session(), "count 3"));
     return 0;
   };
   GIVES(SPECRT_OK, generate(session, "count 2", calls));
+  GIVES(SPECRT_CANCELLED, generate(session, "forever", [&](const specrt_chunk& chunk) {
+          REFUSES(SPECRT_BUSY, specrt_session_end(session.get(), chunk.generation), "is cancelled");
+          return 0;
+        }));
   GIVES(SPECRT_CLOSED, generate(session, "forever", [&](const specrt_chunk&) {
           GIVES(SPECRT_OK, specrt_session_close(session.get()));
           GIVES(SPECRT_CLOSED, specrt_session_close(session.get()));

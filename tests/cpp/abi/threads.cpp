@@ -112,6 +112,68 @@ CHECK_CASE(streams_that_are_over) {
   }
 }
 
+// A stream ends before it goes, with what it calls, whatever another thread reads meanwhile.
+CHECK_CASE(streams_while_others_read) {
+  check::Opened opened;
+  specrt::Session& session = opened.session;
+  std::atomic<bool> stop{false};
+  session.generate("count 1");
+  std::thread reader([&] {
+    while (!stop)
+      check::status_of([&] {
+        session.text();
+        session.json();
+      });
+  });
+  const auto patiently = [](auto body) {
+    while (check::status_of(body) == SPECRT_BUSY) std::this_thread::yield();
+  };
+  patiently([&] { specrt::Stream stream = session.stream("forever"); });
+  int ended = 0;
+  for (int i = 0; i < 200; ++i) {
+    check::status_of([&] {
+      specrt::Stream stream = session.stream("forever");
+      for (int chunks = 0; chunks < 3; ++chunks) stream.next();
+    });
+    patiently([&] { ended += session.stats().finish_reason == "cancelled"; });
+  }
+  THAT(ended == 200);
+  specrt::Session old = opened.generator.session();
+  old.generate("count 1");
+  std::thread moves([&] { old = opened.generator.session(); });
+  moves.join();
+  stop = true;
+  reader.join();
+  THAT(check::status_of([&] { session.generate("count 1"); }) == SPECRT_OK);
+}
+
+// Nobody is told that what runs has ended before it has: processors run until a shutdown is over.
+CHECK_CASE(ends_while_shutting_down) {
+  check::Opened opened;
+  specrt::Session other = opened.generator.session();
+  std::uint64_t begun = 0;
+  GIVES(SPECRT_OK, check::begin(other, "forever", &begun));
+  std::atomic<bool> inside{false}, go{false}, ended{false};
+  std::thread holds([&] {
+    check::generate(opened.session, "forever", [&](const specrt_chunk&) {
+      inside = true;
+      while (!go) std::this_thread::yield();
+      return 0;
+    });
+  });
+  while (!inside) std::this_thread::yield();
+  std::thread shuts([] { GIVES(SPECRT_OK, specrt_shutdown()); });
+  while (check::status_of([&] { opened.generator.info(); }) == SPECRT_OK) std::this_thread::yield();
+  std::thread ends([&] {
+    GIVES(SPECRT_CLOSED, specrt_session_end(other.get(), begun));
+    ended = true;
+  });
+  for (int i = 0; i < 100; ++i) std::this_thread::yield();
+  THAT(!ended);
+  go = true;
+  for (std::thread* thread : {&holds, &shuts, &ends}) thread->join();
+}
+
 CHECK_CASE(storm_of_handles) {
   std::atomic<int> odd{0};
   together(4, [&](int thread) {

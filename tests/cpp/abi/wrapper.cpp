@@ -177,6 +177,13 @@ CHECK_CASE(sets) {
       .parse_special(false);
   params.stop("a").stop(std::string("b")).bad_word("c").choice("d").stop_tokens(tokens);
   params.allowed_tokens(tokens).bias(3, -1.5).set("temperature", 1).set("verifier", "match");
+  THAT(status_of([&] { params.clear("min_tokns"); }) == SPECRT_INVALID_ARGUMENT);
+  params.min_tokens(10).clear("min_tokens").clear("gamma").clear("logits_processors");
+  check::Opened opened;
+  THAT(status_of([&] { opened.session.generate("count 1", params); }) == SPECRT_OK);
+  THAT(opened.session.stats().gamma == -1 && opened.session.stats().seed == -4);
+  opened.session.generate("count 1", params.clear());
+  THAT(opened.session.stats().seed == 11);
   specrt::Params copy = std::move(params);
   THAT(status_of([&] { copy.json_schema("{}").regex("a").grammar("start: \"a\""); }) == SPECRT_OK);
 }
@@ -185,7 +192,16 @@ CHECK_CASE(informs) {
   specrt::OpenOptions options;
   options.threads = 1;
   specrt::Generator generator("any", options);
-  THAT(generator.info().backend == "fake" && generator.info().vocabulary == 100);
+  const specrt::Info info = generator.info();
+  THAT(info.backend == "fake" && info.vocabulary == 100 && info.bos_token == 1);
+  THAT((info.eos_tokens == std::vector<std::int64_t>{2, 3}));
+  THAT(generator.token_bytes('a') == "aa" && generator.memory().weights_bytes == 64);
+  THAT(generator.memory().resident_bytes > 1 << 20);
+  THAT(check::status_of([&] { generator.token_bytes(100); }) == SPECRT_INVALID_ARGUMENT);
+  specrt::Session ranks = generator.session();
+  ranks.generate("count 2", specrt::Params().logprobs(1));
+  THAT(ranks.logprobs().size() == 2 && ranks.prompt_logprobs().empty());
+  THAT(ranks.logprobs()[1].size() == 2 && ranks.logprobs()[1][1].rank == 1);
   THAT((generator.encode("ab") == std::vector<std::int64_t>{'a', 'b'}));
   THAT(generator.decode(generator.encode("ab")) == "ab");
   THAT(generator.decode({}).empty() && generator.encode({}).empty());

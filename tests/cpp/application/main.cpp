@@ -283,6 +283,69 @@ void processors() {
   specrt::shutdown();
 }
 
+// What an application asks of a bundle and a generation besides: one JSON object.
+void asked() {
+  Generator generator = open();
+  Session session = generator.session();
+  Params params = params_of(12);
+  params.logprobs(2).prompt_logprobs(1).stop_tokens(std::vector<std::int64_t>{1, 2}).gamma(0);
+  params.processor([](specrt::Tokens, float*, std::size_t) { throw std::logic_error("cleared"); });
+  for (const char* const name : {"stop_token_ids", "gamma", "logits_processors"})
+    params.clear(name);
+  std::vector<std::uint64_t> emitted;
+  session.generate(kPrompt, params, [&](const specrt::Chunk&) {
+    emitted.push_back(session.stats().completion_tokens);
+    if (session.ids().size() != emitted.back()) throw std::logic_error("another count");
+  });
+  const auto ranks = [](const std::vector<specrt::Logprobs>& all) {
+    std::vector<std::string> lists;
+    for (const specrt::Logprobs& one : all)
+      for (const specrt::Logprob& each : one)
+        lists.push_back("[" + json(each.token) + ", " + json(each.rank) + ", " +
+                        json(each.logprob) + "]");
+    return json(lists);
+  };
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t token = 0; token < generator.info().vocabulary; ++token)
+    for (const char byte : generator.token_bytes(token) + '\n')
+      bytes.push_back(static_cast<unsigned char>(byte));
+  const specrt::Info info = generator.info();
+  const specrt::Memory memory = generator.memory();
+  const char* const telemetry = std::getenv("ORT_DISABLE_TELEMETRY");
+  print(specrt::checks::object({{"bos", json(info.bos_token)},
+                                {"eos", json(info.eos_tokens)},
+                                {"weights", json(memory.weights_bytes)},
+                                {"kv", json(memory.kv_bytes)},
+                                {"resident", json(memory.resident_bytes)},
+                                {"telemetry", json(telemetry ? std::string(telemetry) : "")},
+                                {"bytes", json(bytes)},
+                                {"emitted", json(emitted)},
+                                {"logprobs", ranks(session.logprobs())},
+                                {"prompt_logprobs", ranks(session.prompt_logprobs())},
+                                {"completion", session.json()}}));
+  specrt::shutdown();
+}
+
+// A processor that is called in the turn of another session ends the stream it belongs to.
+void ending_processor() {
+  const Generator generator = open();
+  Session session = generator.session();
+  std::unique_ptr<specrt::Stream> stream;
+  std::atomic<int> calls{0};
+  Params params = params_of(40);
+  params.gamma(0).processor([&](specrt::Tokens, float*, std::size_t) {
+    if (++calls == 2) stream.reset();
+  });
+  stream = std::make_unique<specrt::Stream>(session.stream(kPrompt, params));
+  stream->next();
+  generator.session().generate(kPrompt, params_of(40));
+  stream.reset();
+  print(json(calls.load()));
+  session.generate(kPrompt, params_of(4));
+  print(json(session.ids()));
+  specrt::shutdown();
+}
+
 // A generation whose passes another session runs too.
 struct Shared {
   explicit Shared(const Generator& generator, specrt_processor processor)
@@ -411,7 +474,7 @@ const std::map<std::string, void (*)()> kCases = {
     {"leave", leave},   {"processors", processors}, {"closing_processor", closing_processor},
     {"over", over},     {"floating", floating},     {"returning", returning},
     {"forked", forked}, {"opening", opening},       {"locale", locale},
-    {"memory", memory}};
+    {"memory", memory}, {"asked", asked},           {"ending_processor", ending_processor}};
 
 }  // namespace
 

@@ -1,10 +1,12 @@
 #include "fake.hpp"
 
+#include <chrono>
 #include <condition_variable>
 #include <limits>
 #include <mutex>
 #include <new>
 #include <stdexcept>
+#include <thread>
 
 #include "implementation.hpp"
 
@@ -90,7 +92,16 @@ class FakeRun : public Run {
     return stats;
   }
 
-  std::string json() override { return "{\"chunks\": " + std::to_string(given_) + "}"; }
+  std::vector<Logprobs> logprobs(bool of_prompt) override {
+    if (of_prompt) return {};
+    const Logprobs one = {{5, -0.5, 2}, {6, -0.25, 1}};
+    return std::vector<Logprobs>(params_.logprobs ? given_ : 0, one);
+  }
+
+  std::string json() override {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));  // as it takes a while
+    return "{\"chunks\": " + std::to_string(given_) + "}";
+  }
 
  private:
   bool second() {
@@ -151,7 +162,12 @@ class FakeHost : public Host {
     --alive().hosts;
   }
 
-  Info info() override { return {name_, "fake", "fp32", 64, 100, 2, 8, true, !blind(), ""}; }
+  Info info() override {
+    const std::string notices = name_ == "noted" ? "one\ntwo\n" : "";
+    return {name_, "fake", "fp32", 64, 100, 2, 8, true, !blind(), notices, 1, {2, 3}};
+  }
+  std::string token_bytes(Token token) override { return std::string(2, static_cast<char>(token)); }
+  Memory memory() override { return {64, 32}; }
   std::unique_ptr<Slot> slot() override {
     ++slots_;
     return std::make_unique<FakeSlot>();

@@ -31,6 +31,17 @@ inline Chunk view(const specrt_chunk& chunk) {
   return {{chunk.text, chunk.bytes}, {chunk.ids, chunk.count}, chunk.accepted, chunk.generation};
 }
 
+template <typename Function>
+std::vector<Logprobs> copied_logprobs(Function function, specrt_session* session) {
+  const specrt_logprobs* all = nullptr;
+  std::size_t count = 0;
+  check(function(session, &all, &count));
+  std::vector<Logprobs> copy;
+  for (std::size_t i = 0; i < count; ++i)
+    copy.emplace_back(all[i].entries, all[i].entries + all[i].count);
+  return copy;
+}
+
 // Owns a handle of C.
 template <typename Handle, specrt_status (*Close)(Handle*)>
 class Owner {
@@ -55,15 +66,39 @@ class Owner {
 
 using Processors = std::vector<std::shared_ptr<const LogitsProcessor>>;
 
-// A processor as one generation calls it, and what it threw there; any thread may run it.
-class Hook {
+// The log of the application, which stays until another one takes its place.
+class Logger {
+ public:
+  static Logger& only() {
+    static Logger* const logger = new Logger;  // threads may call while the process exits
+    return *logger;
+  }
+  void set(Log log) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto next = log ? std::make_unique<Log>(std::move(log)) : nullptr;
+    check(specrt_set_log(next ? &run : nullptr, next.get()));
+    log_ = std::move(next);
+  }
+
+ private:
+  static void run(void* log, std::int32_t level, const char* message) {
+    (*static_cast<Log*>(log))(level, message);
+  }
+  std::mutex mutex_;
+  std::unique_ptr<Log> log_;
+};
+
+// A processor as one generation calls it, and what it threw there; any thread may run it, and it
+// may end the stream that owns this.
+class Hook : public std::enable_shared_from_this<Hook> {
  public:
   explicit Hook(std::shared_ptr<const LogitsProcessor> processor)
       : processor_(std::move(processor)) {}
 
   static std::int32_t run(void* self, const std::int64_t* ids, std::size_t count, float* scores,
                           std::size_t vocabulary) {
-    auto& hook = *static_cast<Hook*>(self);
+    const auto held = static_cast<Hook*>(self)->shared_from_this();
+    Hook& hook = *held;
     try {
       (*hook.processor_)(Tokens(ids, count), scores, vocabulary);
       return 0;

@@ -17,6 +17,7 @@ inline Generator::Generator(const std::string& bundle, const OpenOptions& option
   raw.python = given(options.python);
   raw.onnxruntime = given(options.onnxruntime);
   raw.tokenizer = given(options.tokenizer);
+  raw.text_memory_bytes = options.text_memory_bytes;
   detail::check(specrt_open(bundle.c_str(), &raw, owner_.out()));
 }
 
@@ -35,6 +36,8 @@ inline Info Generator::info() const {
   info.has_draft = raw.has_draft != 0;
   info.has_tokenizer = raw.has_tokenizer != 0;
   info.notices = raw.notices;
+  info.bos_token = raw.bos_token;
+  info.eos_tokens = Tokens(raw.eos_tokens, raw.eos_count).copy();
   return info;
 }
 
@@ -58,6 +61,21 @@ inline std::string Generator::decode(Tokens ids) const {
   detail::check(specrt_decode(get(), ids.data(), ids.size(), text.data(), text.size(), &bytes));
   text.resize(bytes);
   return text;
+}
+
+inline std::string Generator::token_bytes(std::int64_t token) const {
+  std::size_t count = 0;
+  detail::check(specrt_token_bytes(get(), token, nullptr, 0, &count));
+  std::string bytes(count, '\0');
+  detail::check(specrt_token_bytes(get(), token, bytes.data(), count, &count));
+  return bytes;
+}
+
+inline Memory Generator::memory() const {
+  specrt_memory raw{};
+  raw.size = sizeof raw;
+  detail::check(specrt_generator_memory(get(), &raw));
+  return {raw.weights_bytes, raw.kv_bytes, raw.resident_bytes};
 }
 
 inline Stats Session::stats() const {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -79,6 +80,18 @@ class Params {
   }
   Params& add(const char* name, Tokens ids) {
     detail::check(specrt_params_add_tokens(get(), name, ids.data(), ids.size()));
+    return *this;
+  }
+
+  // Make an option unset again, such as "stop"; or all of them.
+  Params& clear(const std::string& name) {
+    detail::check(specrt_params_clear(get(), name.c_str()));
+    if (name == "logits_processors") processors_.clear();
+    return *this;
+  }
+  Params& clear() {
+    detail::check(specrt_params_clear(get(), nullptr));
+    processors_.clear();
     return *this;
   }
 

@@ -12,9 +12,9 @@
  *
  * Threads: every function may be called from any thread. A session runs one call at a time: a
  * second one is answered with SPECRT_BUSY, but for `specrt_session_cancel` and
- * `specrt_session_close`, which never wait for a pass. Several sessions of one generator may run at
- * once. Parameters must not be changed while another thread uses them; a generation copies them
- * when it begins.
+ * `specrt_session_close`, which never wait for a pass, and `specrt_session_end`, which waits.
+ * Several sessions of one generator may run at once. Parameters must not be changed while another
+ * thread uses them; a generation copies them when it begins.
  *
  * Memory: what a function gives out as a pointer belongs to the library. It stays as it is until
  * the next call on the same handle, its close included; the text of `specrt_last_error` until
@@ -46,6 +46,12 @@ extern "C" {
 /* The version of this interface. Functions and values are added, never changed or taken away. */
 #define SPECRT_ABI_VERSION 1
 
+/* The release of this header; that of the library that is loaded is in `specrt_version`. */
+#define SPECRT_VERSION_MAJOR 0
+#define SPECRT_VERSION_MINOR 1
+#define SPECRT_VERSION_PATCH 0
+#define SPECRT_VERSION "0.1.0"
+
 typedef struct specrt_generator specrt_generator;
 typedef struct specrt_session specrt_session;
 typedef struct specrt_params specrt_params;
@@ -62,7 +68,8 @@ enum {
   SPECRT_UNSUPPORTED = 7,      /* this implementation cannot do that; the message says which can */
   SPECRT_CANCELLED = 8,        /* the generation was stopped: what came before is delivered */
   SPECRT_CALLBACK = 9,         /* a callback threw, or a processor failed; the message says how */
-  SPECRT_INTERNAL = 10         /* a bug of ours, or no memory */
+  SPECRT_INTERNAL = 10,        /* a bug of ours */
+  SPECRT_MEMORY = 11           /* the system gave no memory; what is open stays as it was */
 };
 
 /* ---- The library ------------------------------------------------------------------------- */
@@ -79,6 +86,13 @@ SPECRT_API const char* specrt_last_error(void);
 /* The name of a status, such as "SPECRT_BUSY". */
 SPECRT_API const char* specrt_status_name(specrt_status status);
 
+/* Told of what an operator would want in a log, a line each: notices of a bundle that is opened,
+ * why speculation went off, and each call that failed, on the thread of the call. It must not call
+ * the library. One for the process; NULL, the default, for none. */
+enum { SPECRT_LOG_ERROR = 1, SPECRT_LOG_WARNING = 2 };
+typedef void (*specrt_log)(void* user, int32_t level, const char* message);
+SPECRT_API specrt_status specrt_set_log(specrt_log log, void* user);
+
 /* Close every handle, and end what the library started: hosted, the interpreter if it was started
  * here. Waits for calls that run. Afterwards nothing can be opened in this process.
  * Not needed before the process ends; SPECRT_BUSY inside a callback. */
@@ -89,14 +103,15 @@ SPECRT_API specrt_status specrt_shutdown(void);
 /* How to open a bundle. Set `size` to sizeof(specrt_open_options) and the rest to zero. */
 typedef struct specrt_open_options {
   size_t size;
-  int32_t threads;         /* cores for the pair; 0: every one this process may use */
-  int32_t owns_process;    /* nothing else here uses the engine library: share one pool */
-  uint64_t memory_bytes;   /* the draft stays closed where both models with full KV buffers take
-                              more; 0: what is available */
-  int32_t no_prompt_cache; /* read every prompt from its beginning */
-  const char* python;      /* hosted: the interpreter that has specrt; NULL: as configured */
-  const char* onnxruntime; /* native: path of libonnxruntime; NULL: as configured */
-  const char* tokenizer;   /* native: path of the tokenizer library; NULL: as configured */
+  int32_t threads;            /* cores for the pair; 0: every one this process may use */
+  int32_t owns_process;       /* nothing else here uses the engine library: share one pool */
+  uint64_t memory_bytes;      /* the draft stays closed where both models with full KV buffers take
+                                 more; 0: what is available */
+  int32_t no_prompt_cache;    /* read every prompt from its beginning */
+  const char* python;         /* hosted: the interpreter that has specrt; NULL: as configured */
+  const char* onnxruntime;    /* native: path of libonnxruntime; NULL: as configured */
+  const char* tokenizer;      /* native: path of the tokenizer library; NULL: as configured */
+  uint64_t text_memory_bytes; /* hosted: remember so much of finished texts, and draft from it */
 } specrt_open_options;
 
 /* What an open bundle is. Strings belong to the generator. */
@@ -109,9 +124,12 @@ typedef struct specrt_info {
   int32_t vocabulary; /* token ids are below this */
   int32_t rows;       /* texts that share passes; sessions beyond take turns (hosted) */
   int32_t max_gamma;
-  int32_t has_draft;     /* whether a draft model is open */
-  int32_t has_tokenizer; /* whether prompts may be text; token ids always may */
-  const char* notices;   /* what the opener should know, a line each; "" for nothing */
+  int32_t has_draft;         /* whether a draft model is open */
+  int32_t has_tokenizer;     /* whether prompts may be text; token ids always may */
+  const char* notices;       /* what the opener should know, a line each; "" for nothing */
+  int64_t bos_token;         /* that a text begins with; -1 where there is none */
+  const int64_t* eos_tokens; /* each ends a text */
+  size_t eos_count;
 } specrt_info;
 
 /* Open a bundle. `options` may be NULL. */
@@ -119,6 +137,16 @@ SPECRT_API specrt_status specrt_open(const char* bundle, const specrt_open_optio
                                      specrt_generator** generator);
 
 SPECRT_API specrt_status specrt_generator_info(specrt_generator* generator, specrt_info* info);
+
+/* Memory of an open bundle. */
+typedef struct specrt_memory {
+  size_t size;             /* in: sizeof(specrt_memory) */
+  uint64_t weights_bytes;  /* of the open models, as they are stored */
+  uint64_t kv_bytes;       /* of KV buffers once they are full: all rows (hosted), open sessions */
+  uint64_t resident_bytes; /* of this whole process, now; 0 where the system does not tell */
+} specrt_memory;
+SPECRT_API specrt_status specrt_generator_memory(specrt_generator* generator,
+                                                 specrt_memory* memory);
 
 /* Close a generator and its sessions. What runs ends with SPECRT_CLOSED; memory is given back once
  * the last call that runs has returned. NULL is no error. */
@@ -131,6 +159,11 @@ SPECRT_API specrt_status specrt_encode(specrt_generator* generator, const char* 
                                        int64_t* ids, size_t capacity, size_t* count);
 SPECRT_API specrt_status specrt_decode(specrt_generator* generator, const int64_t* ids,
                                        size_t count, char* text, size_t capacity, size_t* bytes);
+
+/* The bytes that a token adds to a text; they may be a part of a character. Special tokens have
+ * none. `bytes` may be NULL where the capacity is 0; no zero is written behind them. */
+SPECRT_API specrt_status specrt_token_bytes(specrt_generator* generator, int64_t token, char* bytes,
+                                            size_t capacity, size_t* count);
 
 /* ---- Parameters -------------------------------------------------------------------------- */
 
@@ -179,6 +212,8 @@ typedef int32_t (*specrt_processor)(void* user, const int64_t* ids, size_t count
                                     size_t vocabulary);
 SPECRT_API specrt_status specrt_params_add_processor(specrt_params* params,
                                                      specrt_processor processor, void* user);
+/* Make an option unset again, such as "stop" or "logits_processors"; NULL for all of them. */
+SPECRT_API specrt_status specrt_params_clear(specrt_params* params, const char* name);
 SPECRT_API specrt_status specrt_params_close(specrt_params* params);
 
 /* ---- A session --------------------------------------------------------------------------- */
@@ -194,7 +229,7 @@ typedef struct specrt_chunk {
 } specrt_chunk;
 
 /* Told of each chunk, on the thread that generates; valid during the call. Returns 0 to go on, or
- * anything else to stop: the generation then ends with SPECRT_CANCELLED. */
+ * anything else to stop: the generation then ends with SPECRT_CANCELLED. May not end its thread. */
 typedef int32_t (*specrt_callback)(void* user, const specrt_chunk* chunk);
 
 SPECRT_API specrt_status specrt_session_create(specrt_generator* generator,
@@ -227,8 +262,13 @@ SPECRT_API specrt_status specrt_next(specrt_session* session, uint64_t generatio
 #define SPECRT_ANY_GENERATION 0
 SPECRT_API specrt_status specrt_session_cancel(specrt_session* session, uint64_t generation);
 
-/* What the last generation came to; it may be read while it goes on chunk by chunk, by the thread
- * that reads the chunks. Strings belong to the session. */
+/* Stop a generation, and wait until it is at its end: for the call that runs on its session, and so
+ * perhaps for a pass. Then none of its processors is called any more. No error where it is over;
+ * SPECRT_BUSY within a callback of it or a processor, where it is cancelled and ends later. */
+SPECRT_API specrt_status specrt_session_end(specrt_session* session, uint64_t generation);
+
+/* What the last generation came to; this and what follows may be read while it goes on, by the
+ * thread that reads the chunks, and within a callback. Strings belong to the session. */
 typedef struct specrt_stats {
   size_t size; /* in: sizeof(specrt_stats) */
   uint64_t prompt_tokens;
@@ -259,6 +299,27 @@ SPECRT_API specrt_status specrt_session_text(specrt_session* session, const char
                                              size_t* bytes);
 SPECRT_API specrt_status specrt_session_ids(specrt_session* session, const int64_t** ids,
                                             size_t* count);
+
+/* How likely one token was to come next, by the target before any option. */
+typedef struct specrt_logprob {
+  int64_t token;
+  double logprob; /* natural logarithm; minus infinity where the model rules it out */
+  uint64_t rank;  /* 1 for the likeliest token */
+} specrt_logprob;
+
+/* Of one position: the token that is there, then the likeliest ones that are not it. */
+typedef struct specrt_logprobs {
+  const specrt_logprob* entries;
+  size_t count;
+} specrt_logprobs;
+
+/* Log-probabilities of the last generation, one for each token so far, where `logprobs` was set;
+ * and of its prompt from the second token on, where `prompt_logprobs` was. Else none. */
+SPECRT_API specrt_status specrt_session_logprobs(specrt_session* session,
+                                                 const specrt_logprobs** logprobs, size_t* count);
+SPECRT_API specrt_status specrt_session_prompt_logprobs(specrt_session* session,
+                                                        const specrt_logprobs** logprobs,
+                                                        size_t* count);
 
 /* All that is known of the last generation as JSON, log-probabilities included: the object that
  * `specrt generate --json` prints. */

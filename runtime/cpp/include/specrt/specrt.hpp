@@ -30,9 +30,12 @@ inline namespace v1 {
 inline std::string version() { return specrt_version(); }
 // End what the library started; see specrt_shutdown.
 inline void shutdown() { detail::check(specrt_shutdown()); }
+// Have lines for a log told to a function of the application; none for an empty one.
+inline void set_log(Log log) { detail::Logger::only().set(std::move(log)); }
 
 // The chunks of a generation, for a range-based `for`. One that is left early is cancelled, and
-// ends before the stream does. It never touches a later generation of its session.
+// ends before the stream does, whatever other threads do with its session; within a processor of
+// its own it ends when that has returned. It never touches a later generation of its session.
 class Stream {
  public:
   class Iterator {
@@ -62,10 +65,7 @@ class Stream {
   };
 
   ~Stream() {
-    if (session_ == nullptr) return;
-    const specrt_chunk* chunk = nullptr;
-    specrt_session_cancel(session_, generation_);
-    specrt_next(session_, generation_, &chunk);
+    if (session_ != nullptr) specrt_session_end(session_, generation_);
   }
   Stream(Stream&& other) noexcept
       : session_(std::exchange(other.session_, nullptr)),
@@ -84,8 +84,12 @@ class Stream {
 
  private:
   friend class Session;
-  Stream(specrt_session* session, std::uint64_t generation, detail::Hooks hooks)
-      : session_(session), generation_(generation), hooks_(std::move(hooks)) {}
+  // Has the hooks before anything can call them.
+  template <typename Begin>
+  Stream(specrt_session* session, detail::Hooks hooks, Begin begin) : hooks_(std::move(hooks)) {
+    detail::check(begin(&generation_));
+    session_ = session;
+  }
 
   bool advance() {
     if (session_ == nullptr) return false;
@@ -100,8 +104,8 @@ class Stream {
     return false;
   }
 
-  specrt_session* session_;  // a number: the session may be moved or closed meanwhile
-  std::uint64_t generation_;
+  specrt_session* session_ = nullptr;  // a number: the session may be moved or closed meanwhile
+  std::uint64_t generation_ = 0;
   detail::Hooks hooks_;
   Chunk chunk_;
 };
@@ -136,24 +140,28 @@ class Session {
   // The same, chunk by chunk.
   Stream stream(std::string_view prompt, const Params& params = Params()) {
     const detail::Hooked own = params.hooked();
-    std::uint64_t generation = 0;
-    detail::check(
-        specrt_begin(get(), detail::address(prompt), prompt.size(), own.params(), &generation));
-    return Stream(get(), generation, own.hooks());
+    return Stream(get(), own.hooks(), [&](std::uint64_t* generation) {
+      return specrt_begin(get(), detail::address(prompt), prompt.size(), own.params(), generation);
+    });
   }
   Stream stream(Tokens prompt, const Params& params = Params()) {
     const detail::Hooked own = params.hooked();
-    std::uint64_t generation = 0;
-    detail::check(specrt_begin_ids(get(), prompt.data(), prompt.size(), own.params(), &generation));
-    return Stream(get(), generation, own.hooks());
+    return Stream(get(), own.hooks(), [&](std::uint64_t* generation) {
+      return specrt_begin_ids(get(), prompt.data(), prompt.size(), own.params(), generation);
+    });
   }
 
   // Stop whatever it generates, or one generation: that of a chunk.
   void cancel(std::uint64_t generation = SPECRT_ANY_GENERATION) {
     detail::check(specrt_session_cancel(get(), generation));
   }
+  // The same, and wait until it is at its end.
+  void end(std::uint64_t generation = SPECRT_ANY_GENERATION) {
+    detail::check(specrt_session_end(get(), generation));
+  }
   void close() noexcept { owner_.close(); }
 
+  // What the last generation came to, so far; within a callback, too.
   Stats stats() const;
   std::string text() const {
     const char* text = nullptr;
@@ -166,6 +174,12 @@ class Session {
     std::size_t count = 0;
     detail::check(specrt_session_ids(get(), &ids, &count));
     return Tokens(ids, count).copy();
+  }
+  std::vector<Logprobs> logprobs() const {
+    return detail::copied_logprobs(specrt_session_logprobs, get());
+  }
+  std::vector<Logprobs> prompt_logprobs() const {
+    return detail::copied_logprobs(specrt_session_prompt_logprobs, get());
   }
   std::string json() const {
     const char* json = nullptr;
@@ -204,6 +218,9 @@ class Generator {
   Info info() const;
   std::vector<std::int64_t> encode(std::string_view text) const;
   std::string decode(Tokens ids) const;
+  // What a token adds to a text, perhaps a part of a character.
+  std::string token_bytes(std::int64_t token) const;
+  Memory memory() const;
 
   // Close it and its sessions; what runs ends with SPECRT_CLOSED.
   void close() noexcept { owner_.close(); }

@@ -62,6 +62,7 @@ struct OpenOptions {
   std::string python;
   std::string onnxruntime;
   std::string tokenizer;
+  std::uint64_t text_memory_bytes = 0;
 };
 
 // What an open bundle is; see specrt_info.
@@ -76,7 +77,20 @@ struct Info {
   bool has_draft = false;
   bool has_tokenizer = false;
   std::string notices;
+  std::int64_t bos_token = -1;
+  std::vector<std::int64_t> eos_tokens;
 };
+
+// See specrt_memory.
+struct Memory {
+  std::uint64_t weights_bytes = 0;
+  std::uint64_t kv_bytes = 0;
+  std::uint64_t resident_bytes = 0;
+};
+
+// Of one position: the token that is there, then the likeliest ones that are not it.
+using Logprob = specrt_logprob;
+using Logprobs = std::vector<Logprob>;
 
 // What a generation came to; see specrt_stats.
 struct Stats {
@@ -101,6 +115,9 @@ struct Stats {
   std::string fallback;
   double queue_ms = 0;
 };
+
+// Told of lines for a log, SPECRT_LOG_ERROR or SPECRT_LOG_WARNING.
+using Log = std::function<void(int level, std::string_view message)>;
 
 // Edits the scores [vocabulary] of the token that follows the ids.
 using LogitsProcessor = std::function<void(Tokens ids, float* scores, std::size_t vocabulary)>;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "abi/log.hpp"
 #include "abi/text.hpp"
 
 namespace specrt::abi {
@@ -43,14 +44,16 @@ specrt_status keep(specrt_status status, std::string_view text) noexcept {
     message[at] = space ? ' ' : text[at];
   }
   message[length] = '\0';
+  if (status != SPECRT_CANCELLED) log(SPECRT_LOG_ERROR, message);
   return status == SPECRT_OK ? SPECRT_INTERNAL : status;
 }
 
 }  // namespace
 
-Call::Call() {
+Call::Call(bool ends) {
   Running& state = running();
-  const std::lock_guard<std::mutex> lock(state.mutex);
+  std::unique_lock<std::mutex> lock(state.mutex);
+  if (ends && depth == 0) state.changed.wait(lock, [&] { return state.life != Life::kEnding; });
   if (state.life != Life::kOpen) {
     throw Failure(SPECRT_CLOSED,
                   "specrt was shut down in this process, and nothing can be done with it any more; "
@@ -96,7 +99,7 @@ specrt_status caught() noexcept {
   } catch (const Failure& failure) {
     return keep(failure.status(), failure.what());
   } catch (const std::bad_alloc&) {
-    return keep(SPECRT_INTERNAL, "no memory is left; close what is not needed");
+    return keep(SPECRT_MEMORY, "not enough memory; close what is not needed, or raise the limit");
   } catch (const std::exception& error) {
     return keep(SPECRT_INTERNAL, error.what());
   } catch (...) {

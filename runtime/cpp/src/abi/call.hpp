@@ -23,10 +23,11 @@ class FloatingPoint {
   std::fenv_t* outer_;
 };
 
-// A call that runs. Throws Failure(SPECRT_CLOSED) once the library was shut down.
+// A call that runs. Throws Failure(SPECRT_CLOSED) once the library was shut down: one that `ends`
+// what runs does so when that is at its end.
 class Call {
  public:
-  Call();
+  explicit Call(bool ends);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -59,9 +60,9 @@ void shut_down_after_calls(const std::function<void()>& stop, const std::functio
 
 // The one way into the library.
 template <typename Body>
-specrt_status guarded(Body&& body) noexcept {
+specrt_status guarded(Body&& body, bool ends = false) noexcept {
   try {
-    const Call call;
+    const Call call(ends);
     body();
     return SPECRT_OK;
   } catch (...) {

@@ -41,8 +41,9 @@ void Generator::close() {
   }
   for (const Handle handle : sessions) {
     // One that the application closes at the same time is not here any more.
-    const auto session = std::static_pointer_cast<Session>(handles().drop(handle));
-    if (session != nullptr) session->close();
+    const auto session = std::static_pointer_cast<Session>(handles().peek(handle));
+    if (session != nullptr) session->close();  // first: who finds the handle closed relies on it
+    handles().drop(handle);
   }
 }
 

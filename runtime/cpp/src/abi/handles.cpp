@@ -90,13 +90,19 @@ std::shared_ptr<Object> Handles::take(Kind kind, Handle handle) {
   return object;
 }
 
-std::shared_ptr<Object> Handles::drop(Handle handle) noexcept {
+std::shared_ptr<Object> Handles::peek(Handle handle) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto entry = open_.find(handle);
-  if (entry == open_.end()) return nullptr;
-  std::shared_ptr<Object> object = std::move(entry->second);
+  return entry == open_.end() ? nullptr : entry->second;
+}
+
+void Handles::drop(Handle handle) noexcept {
+  std::shared_ptr<Object> object;  // ends without the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = open_.find(handle);
+  if (entry == open_.end()) return;
+  object = std::move(entry->second);
   open_.erase(entry);
-  return object;
 }
 
 std::unordered_map<Handle, std::shared_ptr<Object>> Handles::take_all() {

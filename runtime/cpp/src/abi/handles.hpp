@@ -27,8 +27,9 @@ class Handles {
   std::shared_ptr<Object> find(Kind kind, Handle handle);
   // The same, and the handle is closed from now on.
   std::shared_ptr<Object> take(Kind kind, Handle handle);
-  // The same; nothing where it was closed already.
-  std::shared_ptr<Object> drop(Handle handle) noexcept;
+  // What a handle stands for; nothing where it was closed already.
+  std::shared_ptr<Object> peek(Handle handle) noexcept;
+  void drop(Handle handle) noexcept;
   // Everything that is open, closed from now on.
   std::unordered_map<Handle, std::shared_ptr<Object>> take_all();
   // What is open, for a shutdown to close.

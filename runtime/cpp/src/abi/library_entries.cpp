@@ -3,6 +3,7 @@
 
 #include "abi/call.hpp"
 #include "abi/entries.hpp"
+#include "abi/log.hpp"
 
 using namespace specrt::abi;
 
@@ -16,9 +17,9 @@ void close_generators() {
 
 std::string version() {
   try {
-    return SPECRT_RELEASE " " + specrt::implementation_name();
+    return SPECRT_VERSION " " + specrt::implementation_name();
   } catch (...) {
-    return SPECRT_RELEASE;
+    return SPECRT_VERSION;
   }
 }
 
@@ -57,9 +58,16 @@ const char* specrt_status_name(specrt_status status) {
       return "SPECRT_CALLBACK";
     case SPECRT_INTERNAL:
       return "SPECRT_INTERNAL";
+    case SPECRT_MEMORY:
+      return "SPECRT_MEMORY";
     default:
       return "a status there is not";
   }
+}
+
+specrt_status specrt_set_log(specrt_log log, void* user) {
+  set_log(log, user);
+  return SPECRT_OK;
 }
 
 specrt_status specrt_shutdown(void) {

@@ -31,40 +31,45 @@ const char* setter(OptionKind kind) {
   return "of another kind";
 }
 
+template <auto kMember>
+void unset(Params& params) {
+  params.*kMember = Params().*kMember;
+}
+
 }  // namespace
 
 const std::vector<Option>& options() {
   static const std::vector<Option> known = {
-      {"max_tokens", OptionKind::kInteger},
-      {"top_k", OptionKind::kInteger},
-      {"no_repeat_ngram_size", OptionKind::kInteger},
-      {"min_tokens", OptionKind::kInteger},
-      {"seed", OptionKind::kInteger},
-      {"logprobs", OptionKind::kInteger},
-      {"prompt_logprobs", OptionKind::kInteger},
-      {"gamma", OptionKind::kInteger},
-      {"ignore_eos", OptionKind::kInteger},
-      {"parse_special", OptionKind::kInteger},
-      {"temperature", OptionKind::kNumber},
-      {"top_p", OptionKind::kNumber},
-      {"min_p", OptionKind::kNumber},
-      {"typical_p", OptionKind::kNumber},
-      {"repetition_penalty", OptionKind::kNumber},
-      {"presence_penalty", OptionKind::kNumber},
-      {"frequency_penalty", OptionKind::kNumber},
-      {"verifier", OptionKind::kText},
-      {"drafter", OptionKind::kText},
-      {"json_schema", OptionKind::kText},
-      {"regex", OptionKind::kText},
-      {"grammar", OptionKind::kText},
-      {"gamma", OptionKind::kText},
-      {"stop", OptionKind::kTexts},
-      {"bad_words", OptionKind::kTexts},
-      {"choice", OptionKind::kTexts},
-      {"stop_token_ids", OptionKind::kTokens},
-      {"allowed_token_ids", OptionKind::kTokens},
-      {"logit_bias", OptionKind::kBias},
-      {"logits_processors", OptionKind::kProcessors},
+      {"max_tokens", OptionKind::kInteger, unset<&Params::max_tokens>},
+      {"top_k", OptionKind::kInteger, unset<&Params::top_k>},
+      {"no_repeat_ngram_size", OptionKind::kInteger, unset<&Params::no_repeat_ngram_size>},
+      {"min_tokens", OptionKind::kInteger, unset<&Params::min_tokens>},
+      {"seed", OptionKind::kInteger, unset<&Params::seed>},
+      {"logprobs", OptionKind::kInteger, unset<&Params::logprobs>},
+      {"prompt_logprobs", OptionKind::kInteger, unset<&Params::prompt_logprobs>},
+      {"gamma", OptionKind::kInteger, unset<&Params::gamma>},
+      {"ignore_eos", OptionKind::kInteger, unset<&Params::ignore_eos>},
+      {"parse_special", OptionKind::kInteger, unset<&Params::parse_special>},
+      {"temperature", OptionKind::kNumber, unset<&Params::temperature>},
+      {"top_p", OptionKind::kNumber, unset<&Params::top_p>},
+      {"min_p", OptionKind::kNumber, unset<&Params::min_p>},
+      {"typical_p", OptionKind::kNumber, unset<&Params::typical_p>},
+      {"repetition_penalty", OptionKind::kNumber, unset<&Params::repetition_penalty>},
+      {"presence_penalty", OptionKind::kNumber, unset<&Params::presence_penalty>},
+      {"frequency_penalty", OptionKind::kNumber, unset<&Params::frequency_penalty>},
+      {"verifier", OptionKind::kText, unset<&Params::verifier>},
+      {"drafter", OptionKind::kText, unset<&Params::drafter>},
+      {"json_schema", OptionKind::kText, unset<&Params::json_schema>},
+      {"regex", OptionKind::kText, unset<&Params::regex>},
+      {"grammar", OptionKind::kText, unset<&Params::grammar>},
+      {"gamma", OptionKind::kText, unset<&Params::gamma>},
+      {"stop", OptionKind::kTexts, unset<&Params::stop>},
+      {"bad_words", OptionKind::kTexts, unset<&Params::bad_words>},
+      {"choice", OptionKind::kTexts, unset<&Params::choice>},
+      {"stop_token_ids", OptionKind::kTokens, unset<&Params::stop_token_ids>},
+      {"allowed_token_ids", OptionKind::kTokens, unset<&Params::allowed_token_ids>},
+      {"logit_bias", OptionKind::kBias, unset<&Params::logit_bias>},
+      {"logits_processors", OptionKind::kProcessors, unset<&Params::processors>},
   };
   return known;
 }
@@ -76,14 +81,18 @@ bool has_option(const std::string& name, OptionKind kind) {
   return std::any_of(options().begin(), options().end(), same);
 }
 
-void require_option(const std::string& name, OptionKind kind) {
-  if (has_option(name, kind)) return;
+const Option& option_named(const std::string& name) {
   std::set<std::string> known;
   for (const Option& option : options()) {
-    if (name == option.name) invalid(name + " is " + setter(option.kind));
+    if (name == option.name) return option;
     known.insert(option.name);
   }
   invalid("unknown option " + quoted(name) + did_you_mean(name, {known.begin(), known.end()}));
+}
+
+void require_option(const std::string& name, OptionKind kind) {
+  if (has_option(name, kind)) return;
+  invalid(name + " is " + setter(option_named(name).kind));
 }
 
 }  // namespace specrt::abi

@@ -1,4 +1,4 @@
-// The options of a generation by name: kind, range, and the field of each.
+// The options of a generation by name: the kind and the field of each.
 #pragma once
 
 #include <string>
@@ -13,9 +13,13 @@ enum class OptionKind { kInteger, kNumber, kText, kTexts, kTokens, kBias, kProce
 struct Option {
   const char* name;
   OptionKind kind;
+  void (*clear)(Params&);
 };
 
 const std::vector<Option>& options();
+
+// The option of a name; refuses one there is not.
+const Option& option_named(const std::string& name);
 
 bool has_option(const std::string& name, OptionKind kind);
 

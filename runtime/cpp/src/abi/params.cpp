@@ -67,7 +67,7 @@ void put(Params& params, double value) {
 }
 
 const NumberOption kNumbers[] = {
-    {"temperature", [](double v) { return v >= 0; }, "a number of 0 or more",
+    {"temperature", [](double v) { return v >= 0; }, "a finite number of 0 or more",
      put<&Params::temperature>},
     {"top_p", is_share, "a number above 0, up to 1", put<&Params::top_p>},
     {"min_p", is_fraction, "a number from 0 to 1", put<&Params::min_p>},
@@ -195,6 +195,8 @@ void add_bias(Params& params, Token token, double bias) {
     params.logit_bias.emplace_back(token, bias);
   }
 }
+
+void clear(Params& params, const std::string& name) { abi::option_named(name).clear(params); }
 
 void check(const Params& params) {
   const std::pair<const char*, bool> structures[] = {

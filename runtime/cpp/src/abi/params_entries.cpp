@@ -95,6 +95,16 @@ specrt_status specrt_params_add_processor(specrt_params* params, specrt_processo
   });
 }
 
+specrt_status specrt_params_clear(specrt_params* params, const char* name) {
+  return changed(params, [&](specrt::Params& values) {
+    if (name == nullptr) {
+      values = {};
+    } else {
+      clear(values, checked_text("name", name));
+    }
+  });
+}
+
 specrt_status specrt_params_close(specrt_params* params) {
   return guarded([&] {
     if (params != nullptr) handles().take(Kind::kParams, handle_of(params));

@@ -16,11 +16,19 @@ bool are_scores(const float* scores, std::size_t count) {
   return holds;
 }
 
+thread_local int calls = 0;  // of processors, that run on this thread
+
 // An owner for as long as a call runs.
 class Holding {
  public:
-  explicit Holding(ProcessorGuard* guard) : guard_(guard) { ProcessorGuard::hold(guard_, 1); }
-  ~Holding() { ProcessorGuard::hold(guard_, -1); }
+  explicit Holding(ProcessorGuard* guard) : guard_(guard) {
+    ProcessorGuard::hold(guard_, 1);
+    ++calls;
+  }
+  ~Holding() {
+    --calls;
+    ProcessorGuard::hold(guard_, -1);
+  }
   Holding(const Holding&) = delete;
   Holding& operator=(const Holding&) = delete;
 
@@ -30,18 +38,21 @@ class Holding {
 
 }  // namespace
 
+bool ProcessorGuard::is_within() noexcept { return calls > 0; }
+
 void ProcessorGuard::disarm() noexcept {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
-  processor_.function = nullptr;
+  armed_ = false;
+  if (is_within()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
 }
 
 std::int32_t ProcessorGuard::run(void* self, const std::int64_t* ids, std::size_t count,
                                  float* scores, std::size_t vocabulary) noexcept {
   auto* const guard = static_cast<ProcessorGuard*>(self);
   const Holding held(guard);
-  const std::lock_guard<std::recursive_mutex> lock(guard->mutex_);
-  const Processor processor = guard->processor_;
-  if (processor.function == nullptr) return 1;  // the generation has ended
+  const std::lock_guard<std::mutex> lock(guard->mutex_);
+  const Processor& processor = guard->processor_;
+  if (!guard->armed_) return 1;  // the generation has ended
   const std::int32_t returned = guarded_call("a logits processor", *guard->error_, [&] {
     return processor.function(processor.user, ids, count, scores, vocabulary);
   });

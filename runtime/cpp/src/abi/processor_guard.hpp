@@ -21,10 +21,14 @@ class ProcessorGuard {
   ProcessorGuard(const Processor& processor, std::shared_ptr<CallbackError> error)
       : processor_(processor), error_(std::move(error)) {}
 
+  // Whether this thread runs one.
+  static bool is_within() noexcept;
+
   // What an implementation is given in place of the processor.
   Processor guarded() { return {&run, this, &hold}; }
 
-  // Call the application no more; waits for a call that runs on another thread.
+  // Call the application no more. Waits for a call that runs on another thread, but within a call
+  // of a processor, which that one may wait for.
   void disarm() noexcept;
 
   // Called as a specrt_processor; never throws.
@@ -33,8 +37,9 @@ class ProcessorGuard {
   static void hold(void* self, std::int32_t by) noexcept;  // by one owner more, or less
 
  private:
-  std::recursive_mutex mutex_;  // a processor may close its own session
-  Processor processor_;
+  std::mutex mutex_;  // held while it is called
+  std::atomic<bool> armed_{true};
+  const Processor processor_;
   const std::shared_ptr<CallbackError> error_;
   std::atomic<std::int32_t> owners_{1};
 };
@@ -46,6 +51,7 @@ struct LetGo {
   }
 };
 
-using HeldProcessor = std::unique_ptr<ProcessorGuard, LetGo>;
+// Disarmed once nobody holds it.
+using HeldProcessor = std::shared_ptr<ProcessorGuard>;
 
 }  // namespace specrt::abi

@@ -4,6 +4,7 @@
 
 #include "abi/arguments.hpp"
 #include "abi/figures.hpp"
+#include "abi/log.hpp"
 
 namespace specrt::abi {
 
@@ -13,14 +14,28 @@ Failure closed() {
   return Failure(SPECRT_CLOSED, "this session was closed, or its generator was; create another");
 }
 
+const auto kNobody = std::thread::id();
+
 }  // namespace
 
-Session::Turn::Turn(Session& session) : session_(session) {
-  if (session.busy_.exchange(true)) {
+Session::Turn::Turn(Session& session, bool reads) : session_(session) {
+  const std::lock_guard<std::mutex> lock(session.mutex_);
+  is_first_ = session.owner_ == kNobody;
+  const auto caller = std::this_thread::get_id();
+  if (is_first_) {
+    session.owner_ = caller;
+  } else if (!reads || session.owner_ != caller || !session.is_telling_) {
     throw Failure(SPECRT_BUSY,
                   "another call runs on this session; wait for it, or create a session for each "
                   "thread");
   }
+}
+
+Session::Turn::~Turn() {
+  if (!is_first_) return;
+  const std::lock_guard<std::mutex> lock(session_.mutex_);
+  session_.owner_ = kNobody;
+  session_.changed_.notify_all();
 }
 
 Session::Session(std::shared_ptr<Generator> generator)
@@ -62,7 +77,7 @@ void Session::cancel(std::uint64_t generation) {
   run->cancel();
   lock.lock();
   --cancelling_;
-  left_.notify_all();
+  changed_.notify_all();
 }
 
 void Session::close() {
@@ -71,6 +86,35 @@ void Session::close() {
     closed_ = true;
   }
   cancel();
+  disarm();  // another thread may have the turn, and hold this session beyond its close
+}
+
+// Wait for the turn; false where the generation is over before.
+bool Session::take_turn(std::uint64_t generation) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (generation == SPECRT_ANY_GENERATION) generation = generation_;
+  const auto is_over = [&] { return generation != generation_ || !active_; };
+  const auto caller = std::this_thread::get_id();
+  const bool is_inside = ProcessorGuard::is_within() || owner_ == caller;
+  changed_.wait(lock, [&] { return is_inside || owner_ == kNobody || is_over(); });
+  if (is_over()) return false;
+  if (is_inside) {
+    lock.unlock();
+    disarm();
+    throw Failure(SPECRT_BUSY,
+                  "within a callback or a processor no generation can end; it is cancelled, and "
+                  "ends when that has returned");
+  }
+  owner_ = caller;
+  return true;
+}
+
+void Session::end(std::uint64_t generation) {
+  cancel(generation);
+  if (!take_turn(generation)) return;
+  const Turn turn(*this, std::adopt_lock);
+  settle();
+  finish();
 }
 
 void Session::require_begun() const {
@@ -88,11 +132,19 @@ void Session::reserve() {
                   "a generation was begun in this session and not read to its end; read it with "
                   "specrt_next, or call specrt_session_cancel");
   }
-  left_.wait(lock, [&] { return cancelling_ == 0; });
+  changed_.wait(lock, [&] { return cancelling_ == 0; });
   const std::unique_ptr<Run> over = std::move(run_);
+  if (active_) {  // Cancelled and not read on: who waits for its end frees its processors then.
+    lock.unlock();
+    disarm();
+    lock.lock();
+    active_ = false;
+    if (closed_) throw closed();
+  }
   ++generation_;
   active_ = true;
   cancelled_ = false;
+  changed_.notify_all();
   lock.unlock();  // `over` ends without it
 }
 
@@ -106,14 +158,14 @@ std::uint64_t Session::begin(const Prompt& prompt, const Params& params) {
   thrown_ = std::make_shared<CallbackError>();
   text_.clear();
   ids_.clear();
-  json_.clear();
   try {
     Params own = params;
-    processors_.clear();
+    std::vector<HeldProcessor> processors;
     for (Processor& processor : own.processors) {
-      processors_.emplace_back(new ProcessorGuard(processor, thrown_));
-      processor = processors_.back()->guarded();
+      processors.emplace_back(new ProcessorGuard(processor, thrown_), LetGo());
+      processor = processors.back()->guarded();
     }
+    arm(std::move(processors));
     start(slot_->begin(prompt, own));
   } catch (...) {
     disarm();
@@ -123,6 +175,16 @@ std::uint64_t Session::begin(const Prompt& prompt, const Params& params) {
     throw;
   }
   return generation_;  // changes in a turn only
+}
+
+// Have processors of its own; none is called where it was ended meanwhile.
+void Session::arm(std::vector<HeldProcessor> processors) {
+  auto own = std::make_shared<const std::vector<HeldProcessor>>(std::move(processors));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    processors_.swap(own);
+  }
+  if (stopped()) disarm();
 }
 
 void Session::start(std::unique_ptr<Run> run) {
@@ -151,12 +213,17 @@ void Session::settle() noexcept {
 // The application's processors are not called after the end, nor run at it: a cancelled run ends
 // while another session's pass may be in one.
 void Session::disarm() noexcept {
-  for (const HeldProcessor& processor : processors_) processor->disarm();
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto processors = processors_;
+  lock.unlock();  // a processor may cancel and close
+  if (processors == nullptr) return;
+  for (const HeldProcessor& processor : *processors) processor->disarm();
 }
 
 // Take the end of the run as that of the generation.
 void Session::finish() {
   disarm();
+  log_fallback();
   const std::lock_guard<std::mutex> lock(mutex_);
   active_ = false;
   outcome_.ended = true;
@@ -166,6 +233,16 @@ void Session::finish() {
   } else if (cancelled_) {
     outcome_.status = SPECRT_CANCELLED;
     outcome_.message = "the generation was cancelled; what came before was delivered";
+  }
+}
+
+// Tell why speculation went off. To ask for it takes a call into the implementation.
+void Session::log_fallback() noexcept {
+  if (!has_log()) return;
+  try {
+    const std::string fallback = run_->stats().fallback;
+    if (!fallback.empty()) log(SPECRT_LOG_WARNING, ("speculation is off: " + fallback).c_str());
+  } catch (...) {  // of a generation that is over there is nothing to tell
   }
 }
 
@@ -196,7 +273,9 @@ bool Session::step() {
     if (const auto thrown = thrown_->get()) fail(SPECRT_CALLBACK, *thrown);
     const auto* failure = dynamic_cast<const Failure*>(&error);
     const specrt_status status = failure == nullptr ? SPECRT_INTERNAL : failure->status();
-    if (stopped() && (status == SPECRT_CANCELLED || status == SPECRT_CLOSED)) return false;
+    // A disarmed processor fails too.
+    const bool is_end = status == SPECRT_CANCELLED || status == SPECRT_CLOSED;
+    if (stopped() && (is_end || status == SPECRT_CALLBACK)) return false;
     fail(status, error.what());
   } catch (...) {
     fail(SPECRT_INTERNAL, "something was thrown that is no std::exception");
@@ -221,7 +300,11 @@ const specrt_chunk* Session::next() {
 
 void Session::read(specrt_callback callback, void* user) {
   while (const specrt_chunk* chunk = next()) {
-    if (callback == nullptr || tell(callback, user, *chunk, *thrown_) == 0) continue;
+    if (callback == nullptr) continue;
+    is_telling_ = true;
+    const std::int32_t returned = tell(callback, user, *chunk, *thrown_);
+    is_telling_ = false;
+    if (returned == 0) continue;
     cancel();
     if (const auto thrown = thrown_->get()) {
       settle();
@@ -232,12 +315,12 @@ void Session::read(specrt_callback callback, void* user) {
 
 const std::string& Session::text() {
   require_begun();
-  return text_;
+  return given_text_ = text_;
 }
 
 const std::vector<Token>& Session::ids() {
   require_begun();
-  return ids_;
+  return given_ids_ = ids_;
 }
 
 specrt_stats Session::stats() {
@@ -251,6 +334,14 @@ specrt_stats Session::stats() {
     stats_.finish_reason = "error";
   }
   return figures(stats_, ids_.size());
+}
+
+const std::vector<specrt_logprobs>& Session::logprobs(bool of_prompt) {
+  require_begun();
+  logprobs_ = run_->logprobs(of_prompt);
+  views_.clear();
+  for (const Logprobs& one : logprobs_) views_.push_back({one.data(), one.size()});
+  return views_;
 }
 
 const std::string& Session::json() {

@@ -16,11 +16,28 @@ constexpr std::size_t kLeastStats = offsetof(specrt_stats, fallback) + sizeof(ch
 
 // Exclusive use of a session.
 template <typename Body>
-specrt_status in_turn(specrt_session* session, Body&& body) noexcept {
+specrt_status in_turn(specrt_session* session, Body&& body, bool reads = false) noexcept {
   return guarded([&] {
     const auto entry = find(session);
-    const Session::Turn turn(*entry);
+    const Session::Turn turn(*entry, reads);
     body(*entry);
+  });
+}
+
+// The same, and within a callback too.
+template <typename Body>
+specrt_status reading(specrt_session* session, Body&& body) noexcept {
+  return in_turn(session, body, true);
+}
+
+specrt_status read_logprobs(specrt_session* session, bool of_prompt,
+                            const specrt_logprobs** logprobs, size_t* count) noexcept {
+  return reading(session, [&](Session& turn) {
+    require(logprobs, "logprobs");
+    require(count, "count");
+    const auto& all = turn.logprobs(of_prompt);
+    *logprobs = all.data();
+    *count = all.size();
   });
 }
 
@@ -105,33 +122,49 @@ specrt_status specrt_session_cancel(specrt_session* session, uint64_t generation
   return guarded([&] { find(session)->cancel(generation); });
 }
 
+specrt_status specrt_session_end(specrt_session* session, uint64_t generation) {
+  return guarded([&] { find(session)->end(generation); }, true);
+}
+
 specrt_status specrt_session_stats(specrt_session* session, specrt_stats* stats) {
-  return in_turn(session, [&](Session& turn) {
+  return reading(session, [&](Session& turn) {
     checked_size(stats, "specrt_stats", kLeastStats);
     write_sized(stats, turn.stats(), "specrt_stats", kLeastStats);
   });
 }
 
 specrt_status specrt_session_text(specrt_session* session, const char** text, size_t* bytes) {
-  return in_turn(session, [&](Session& turn) {
+  return reading(session, [&](Session& turn) {
     require(text, "text");
     require(bytes, "bytes");
-    *text = turn.text().c_str();
-    *bytes = turn.text().size();
+    const std::string& result = turn.text();
+    *text = result.c_str();
+    *bytes = result.size();
   });
 }
 
 specrt_status specrt_session_ids(specrt_session* session, const int64_t** ids, size_t* count) {
-  return in_turn(session, [&](Session& turn) {
+  return reading(session, [&](Session& turn) {
     require(ids, "ids");
     require(count, "count");
-    *ids = turn.ids().data();
-    *count = turn.ids().size();
+    const auto& result = turn.ids();
+    *ids = result.data();
+    *count = result.size();
   });
 }
 
+specrt_status specrt_session_logprobs(specrt_session* session, const specrt_logprobs** logprobs,
+                                      size_t* count) {
+  return read_logprobs(session, false, logprobs, count);
+}
+
+specrt_status specrt_session_prompt_logprobs(specrt_session* session,
+                                             const specrt_logprobs** logprobs, size_t* count) {
+  return read_logprobs(session, true, logprobs, count);
+}
+
 specrt_status specrt_session_json(specrt_session* session, const char** json, size_t* bytes) {
-  return in_turn(session, [&](Session& turn) {
+  return reading(session, [&](Session& turn) {
     require(json, "json");
     require(bytes, "bytes");
     const std::string& result = turn.json();
@@ -141,11 +174,13 @@ specrt_status specrt_session_json(specrt_session* session, const char** json, si
 }
 
 specrt_status specrt_session_close(specrt_session* session) {
-  return guarded([&] {
-    if (session == nullptr) return;
-    const auto taken =
-        std::static_pointer_cast<Session>(handles().take(Kind::kSession, handle_of(session)));
-    taken->generator().forget(handle_of(session));
-    taken->close();
-  });
+  return guarded(
+      [&] {
+        if (session == nullptr) return;
+        const auto entry = find(session);
+        entry->close();  // first: who finds the handle closed relies on it
+        entry->generator().forget(handle_of(session));
+        handles().take(Kind::kSession, handle_of(session));
+      },
+      true);
 }

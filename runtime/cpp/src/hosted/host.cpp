@@ -14,10 +14,16 @@ namespace {
 
 // The module of the Python runtime behind this file, and the version of its protocol.
 constexpr char kModule[] = "specrt.c_host";
-constexpr std::int64_t kProtocol = 2;
+constexpr std::int64_t kProtocol = 3;
 
 std::string_view packed(const std::vector<Token>& ids) {
   return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(Token)};
+}
+
+std::vector<Token> ids_of(std::string_view packed) {
+  std::vector<Token> ids(packed.size() / sizeof(Token));
+  if (!ids.empty()) std::memcpy(ids.data(), packed.data(), packed.size());
+  return ids;
 }
 
 class HostedSlot : public Slot {
@@ -65,6 +71,8 @@ class HostedHost : public Host {
     info.has_draft = reply.integer(8) != 0;
     info.has_tokenizer = reply.integer(9) != 0;
     info.notices = reply.bytes(10);
+    info.bos = reply.integer(11);
+    info.eos = ids_of(reply.bytes(12));
     return info;
   }
 
@@ -73,17 +81,26 @@ class HostedHost : public Host {
   std::vector<Token> encode(const std::string& text) override {
     Gil gil;
     Object given = bytes_of(text);
-    const Reply reply = call(host_.get(), "encode", {&given});
-    const std::string_view result = reply.bytes(1);
-    std::vector<Token> ids(result.size() / sizeof(Token));
-    if (!ids.empty()) std::memcpy(ids.data(), result.data(), result.size());
-    return ids;
+    return ids_of(call(host_.get(), "encode", {&given}).bytes(1));
   }
 
   std::string decode(const std::vector<Token>& ids) override {
     Gil gil;
     Object given = bytes_of(packed(ids));
     return std::string(call(host_.get(), "decode", {&given}).bytes(1));
+  }
+
+  std::string token_bytes(Token token) override {
+    Gil gil;
+    Object given = integer_of(token);
+    return std::string(call(host_.get(), "bytes_of", {&given}).bytes(1));
+  }
+
+  Memory memory() override {
+    Gil gil;
+    const Reply reply = call(host_.get(), "memory");
+    return {static_cast<std::uint64_t>(reply.integer(1)),
+            static_cast<std::uint64_t>(reply.integer(2))};
   }
 
  private:
@@ -121,10 +138,11 @@ std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& op
   Object threads = integer_of(options.threads), owns = integer_of(options.owns_process);
   Object memory = integer_of_unsigned(options.memory_bytes),
          cache = integer_of(options.prompt_cache);
+  Object texts = integer_of_unsigned(options.text_memory_bytes);
   const bool found = Interpreter::get().found();
   Object at_exit = integer_of(found ? reinterpret_cast<std::intptr_t>(&specrt_shutdown) : 0);
   const Reply reply = call(runtime.get(), "open_bundle",
-                           {&place, &python, &threads, &owns, &memory, &cache, &at_exit});
+                           {&place, &python, &threads, &owns, &memory, &cache, &at_exit, &texts});
   return std::make_unique<HostedHost>(reply.object(1));
 }
 

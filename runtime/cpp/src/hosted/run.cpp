@@ -8,10 +8,11 @@
 namespace specrt::hosted {
 namespace {
 
-std::vector<Token> ids_of(std::string_view packed) {
-  std::vector<Token> ids(packed.size() / sizeof(Token));
-  if (!ids.empty()) std::memcpy(ids.data(), packed.data(), ids.size() * sizeof(Token));
-  return ids;
+template <typename Number>
+std::vector<Number> unpacked(std::string_view packed) {
+  std::vector<Number> numbers(packed.size() / sizeof(Number));
+  if (!numbers.empty()) std::memcpy(numbers.data(), packed.data(), packed.size());
+  return numbers;
 }
 
 }  // namespace
@@ -20,6 +21,7 @@ HostedRun::HostedRun(const Object& run)
     : next_(attribute(run.get(), "next")),
       cancel_(attribute(run.get(), "cancel")),
       stats_(attribute(run.get(), "stats")),
+      logprobs_(attribute(run.get(), "logprobs")),
       json_(attribute(run.get(), "json")) {}
 
 HostedRun::~HostedRun() { cancel(); }
@@ -29,7 +31,7 @@ bool HostedRun::next(Chunk& chunk) {
   const Reply reply = call(next_.get());
   if (reply.size() == 1) return false;
   chunk.text = reply.bytes(1);
-  chunk.ids = ids_of(reply.bytes(2));
+  chunk.ids = unpacked<Token>(reply.bytes(2));
   chunk.accepted = static_cast<std::size_t>(reply.integer(3));
   return true;
 }
@@ -67,6 +69,23 @@ Stats HostedRun::stats() {
   stats.fallback = reply.bytes(15);
   stats.queue_ms = reply.number(16);
   return stats;
+}
+
+std::vector<Logprobs> HostedRun::logprobs(bool of_prompt) {
+  Gil gil;
+  Object which = integer_of(of_prompt);
+  const Reply reply = call(logprobs_.get(), {&which});
+  const auto counts = unpacked<std::int64_t>(reply.bytes(1));
+  const auto tokens = unpacked<Token>(reply.bytes(2)), ranks = unpacked<Token>(reply.bytes(3));
+  const auto values = unpacked<double>(reply.bytes(4));
+  std::vector<Logprobs> all;
+  std::size_t at = 0;
+  for (const std::int64_t count : counts) {
+    Logprobs& one = all.emplace_back();
+    for (std::int64_t i = 0; i < count; ++i, ++at)
+      one.push_back({tokens[at], values[at], static_cast<std::uint64_t>(ranks[at])});
+  }
+  return all;
 }
 
 std::string HostedRun::json() {

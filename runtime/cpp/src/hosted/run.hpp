@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "hosted/object.hpp"
 #include "implementation.hpp"
@@ -17,12 +18,14 @@ class HostedRun : public Run {
   bool next(Chunk& chunk) override;
   void cancel() noexcept override;
   Stats stats() override;
+  std::vector<Logprobs> logprobs(bool of_prompt) override;
   std::string json() override;
 
  private:
   SharedObject next_;
   SharedObject cancel_;
   SharedObject stats_;
+  SharedObject logprobs_;
   SharedObject json_;
 };
 

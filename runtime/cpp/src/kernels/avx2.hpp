@@ -213,6 +213,5 @@ struct Avx2 {
     return sum;
 #endif
   }
-  // In assembly: GCC 12 drops the built-in one from a lambda, as if it did nothing.
-  static void prefetch(const std::uint8_t* at) { __asm__ volatile("prefetcht0 %a0" : : "p"(at)); }
+  static void prefetch(const std::uint8_t* at) { SPECRT_PREFETCH(at); }
 };

@@ -109,6 +109,5 @@ struct Avx512 {
   static Ints dot_small(Ints sum, Ints weights, const std::int8_t* four) {
     return dot(sum, weights, four);
   }
-  // In assembly: GCC 12 drops the built-in one from a lambda, as if it did nothing.
-  static void prefetch(const std::uint8_t* at) { __asm__ volatile("prefetcht0 %a0" : : "p"(at)); }
+  static void prefetch(const std::uint8_t* at) { SPECRT_PREFETCH(at); }
 };

@@ -173,10 +173,19 @@ struct Neon {
     __builtin_memcpy(&value, four, sizeof value);
     const auto group = vreinterpretq_s8_s32(vsetq_lane_s32(value, vdupq_n_s32(0), 0));
     return each<Ints>([&](int i) {
+#if defined(__clang__)  // 14 and 15 have the intrinsics for whole files only, not for functions
+      auto all = sum.quarters[i];
+      if constexpr (Mixed)
+        __asm__("usdot %0.4s, %1.16b, %2.4b[0]" : "+w"(all) : "w"(weights.quarters[i]), "w"(group));
+      else
+        __asm__("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(all) : "w"(weights.quarters[i]), "w"(group));
+      return all;
+#else
 #ifdef SPECRT_I8MM
       if constexpr (Mixed) return vusdotq_laneq_s32(sum.quarters[i], weights.quarters[i], group, 0);
 #endif
       return vdotq_laneq_s32(sum.quarters[i], vreinterpretq_s8_u8(weights.quarters[i]), group, 0);
+#endif
     });
   }
   static Ints dot_small(const Ints& sum, const Codes& weights, const std::int8_t* four) {

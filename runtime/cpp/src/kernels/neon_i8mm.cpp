@@ -6,7 +6,11 @@
 #include "kernels/instruction_sets.hpp"
 #include "kernels/target.hpp"
 
+#if defined(__clang__)
+SPECRT_TARGET("dotprod,i8mm")
+#else
 SPECRT_TARGET("arch=armv8.2-a+dotprod+i8mm")
+#endif
 
 namespace specrt::kernels {
 namespace {

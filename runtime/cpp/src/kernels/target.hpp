@@ -9,7 +9,10 @@
 #define SPECRT_TARGET(features) \
   SPECRT_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define SPECRT_TARGET_END SPECRT_PRAGMA(clang attribute pop)
+#define SPECRT_PREFETCH(at) __builtin_prefetch(at)
 #else
 #define SPECRT_TARGET(features) SPECRT_PRAGMA(GCC push_options) SPECRT_PRAGMA(GCC target(features))
 #define SPECRT_TARGET_END SPECRT_PRAGMA(GCC pop_options)
+// GCC 12 drops the built-in one from a lambda, as if it did nothing.
+#define SPECRT_PREFETCH(at) __asm__ volatile("prefetcht0 %a0" : : "p"(at))
 #endif

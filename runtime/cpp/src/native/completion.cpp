@@ -108,19 +108,21 @@ std::string listed(const Items& items, const char* brackets, Write write) {
   return text + brackets[1];
 }
 
-std::string entry(const Ranked& ranked, const Tokenizer& tokenizer) {
-  const auto one = [&](Token token, double logprob, std::size_t rank) {
-    return quoted(std::to_string(token)) + ": {\"logprob\": " + number(std::max(logprob, kLeast)) +
-           ", \"rank\": " + std::to_string(rank) +
-           ", \"decoded_token\": " + quoted(tokenizer.piece(token)) + "}";
-  };
-  std::string text = "{" + one(ranked.token, ranked.logprob, ranked.rank);
+Logprobs told(const Ranked& ranked) {
+  Logprobs all = {{ranked.token, ranked.logprob, ranked.rank}};
   for (std::size_t i = 0; i < ranked.ids.size(); ++i) {
-    if (ranked.ids[i] != ranked.token) {
-      text += ", " + one(ranked.ids[i], ranked.logprobs[i], i + 1);
-    }
+    if (ranked.ids[i] != ranked.token) all.push_back({ranked.ids[i], ranked.logprobs[i], i + 1});
   }
-  return text + "}";
+  return all;
+}
+
+std::string entry(const Ranked& ranked, const Tokenizer& tokenizer) {
+  return listed(told(ranked), "{}", [&](const specrt_logprob& one) {
+    return quoted(std::to_string(one.token)) +
+           ": {\"logprob\": " + number(std::max(one.logprob, kLeast)) +
+           ", \"rank\": " + std::to_string(one.rank) +
+           ", \"decoded_token\": " + quoted(tokenizer.piece(one.token)) + "}";
+  });
 }
 
 std::string or_null(const std::string& text) { return text.empty() ? "null" : quoted(text); }
@@ -151,6 +153,12 @@ std::string stop_reason(const Completion& done) {
 }
 
 }  // namespace
+
+std::vector<Logprobs> told(const std::vector<Ranked>& positions) {
+  std::vector<Logprobs> all;
+  for (const Ranked& ranked : positions) all.push_back(told(ranked));
+  return all;
+}
 
 std::string Completion::json(const Tokenizer& tokenizer) const {
   const Stats times = stats();

@@ -51,4 +51,7 @@ struct Completion {
   std::string json(const Tokenizer& tokenizer) const;
 };
 
+// What is told of each position.
+std::vector<Logprobs> told(const std::vector<Ranked>& positions);
+
 }  // namespace specrt::native

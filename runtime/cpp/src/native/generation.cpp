@@ -146,6 +146,11 @@ Generation::Generation(Session& session, std::vector<Token> prompt, const Params
 
 Generation::~Generation() { let_go(true); }
 
+std::vector<Logprobs> Generation::logprobs(bool of_prompt) {
+  return of_prompt ? told(completion_.prompt_logprobs.value_or(std::vector<Ranked>()))
+                   : told(completion_.logprobs);
+}
+
 std::string Generation::json() {
   note_cancelled();
   return completion_.json(session_.shared_->tokenizer);

@@ -51,6 +51,7 @@ class Generation : public Run {
   bool next(Chunk& chunk) override;
   void cancel() noexcept override { cancelled_.store(true, std::memory_order_relaxed); }
   Stats stats() override { return completion_.stats(); }
+  std::vector<Logprobs> logprobs(bool of_prompt) override;
   std::string json() override;
 
  private:

@@ -30,21 +30,34 @@ class NativeHost : public Host {
     return shared_->tokenizer.encode(text);
   }
   std::string decode(const std::vector<Token>& ids) override {
-    if (!shared_->tokenizer.decodes()) {
-      throw Failure(SPECRT_UNSUPPORTED,
-                    "this library makes no text of this bundle's tokens: open with the path of a "
-                    "tokenizer library");
-    }
+    require_decoder();
     return shared_->tokenizer.decode(ids);
   }
+  std::string token_bytes(Token token) override {
+    require_decoder();
+    return shared_->tokenizer.bytes_of(token);
+  }
+  Memory memory() override { return shared_->memory(); }
 
  private:
+  void require_decoder() const {
+    if (shared_->tokenizer.decodes()) return;
+    throw Failure(SPECRT_UNSUPPORTED,
+                  "this library makes no text of this bundle's tokens: open with the path of a "
+                  "tokenizer library");
+  }
+
   std::shared_ptr<native::LoadedBundle> shared_;
 };
 
 }  // namespace
 
 std::unique_ptr<Host> open_bundle(const std::string& path, const OpenOptions& options) {
+  if (options.text_memory_bytes > 0) {
+    throw Failure(SPECRT_UNSUPPORTED,
+                  "text_memory_bytes was given, and this library remembers no texts; set it to 0, "
+                  "or use the hosted library");
+  }
   return std::make_unique<NativeHost>(path, options);
 }
 

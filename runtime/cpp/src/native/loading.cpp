@@ -36,6 +36,9 @@ std::string tokenizer_library(const Bundle& bundle, const OpenOptions& options) 
   constexpr char kConfig[] = "tokenizer_config.json";
   const bool is_there = access((bundle.path + "/" + kConfig).c_str(), F_OK) == 0;
   if (!library.empty() && is_there) bundle.file(kConfig);
+  // One that the application names is loaded, or opening fails; one that was configured is a
+  // default.
+  if (!options.tokenizer.empty()) GenaiTokenizer::load(options.tokenizer);
   return library;
 }
 
@@ -117,6 +120,17 @@ Costs LoadedBundle::costs() const {
   return bundle.tuning ? bundle.tuning->costs : Costs::assume(bundle.manifest.gammas.back());
 }
 
+Memory LoadedBundle::memory() const {
+  const Manifest& manifest = bundle.manifest;
+  Memory memory;
+  for (const ModelRecord* model : {&manifest.target, manifest.draft ? &*manifest.draft : nullptr}) {
+    if (model == nullptr || (model != &manifest.target && models.draft == nullptr)) continue;
+    memory.weights_bytes += model->weight_bytes;
+    memory.kv_bytes += sessions * static_cast<std::uint64_t>(kv_bytes(manifest, *model, 1));
+  }
+  return memory;
+}
+
 Info LoadedBundle::info() const {
   const Manifest& manifest = bundle.manifest;
   Info info;
@@ -128,6 +142,9 @@ Info LoadedBundle::info() const {
   info.max_gamma = *std::max_element(manifest.gammas.begin(), manifest.gammas.end());
   info.has_draft = models.draft != nullptr;
   info.has_tokenizer = tokenizer.encodes();
+  info.bos = manifest.bos_token_id.value_or(-1);
+  info.eos = manifest.eos_token_ids;
+  std::sort(info.eos.begin(), info.eos.end());
   for (const std::string& notice : bundle.notices) {
     info.notices += notice + "\n";
   }

@@ -1,6 +1,7 @@
 // An open bundle: what its sessions share.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -24,12 +25,14 @@ class LoadedBundle {
   Costs costs() const;
 
   Info info() const;
+  Memory memory() const;
 
   const int threads;
   const bool prompt_cache;
   const Bundle bundle;
   const Models models;
   const Tokenizer tokenizer;
+  std::atomic<std::uint64_t> sessions{0};  // open ones
 
  private:
   void check_vocabulary() const;

@@ -145,15 +145,20 @@ std::uint64_t entry(const std::string& text, const std::string& word) {
 }  // namespace
 
 std::optional<std::string> Machine::difference(const Machine& other) const {
-  const auto differs = [](const char* what, const std::string& mine, const std::string& its) {
+  const auto differs = [](const std::string& before, const std::string& mine,
+                          const std::string& its, const char* after = "") {
     const auto shown = [](const std::string& text) { return text.empty() ? "none" : text; };
-    return mine == its ? "" : std::string(what) + " " + shown(mine) + ", not " + shown(its);
+    return mine == its ? "" : before + shown(mine) + ", not " + shown(its) + after;
+  };
+  const auto elsewhere = [&](const char* what, const std::string& mine, const std::string& its) {
+    return differs("on another machine (" + std::string(what) + " ", mine, its, ")");
   };
   for (const std::string& found :
-       {differs("cpu", cpu, other.cpu), differs("vector units", vector_units, other.vector_units),
-        differs("cores", std::to_string(cores), std::to_string(other.cores)),
-        differs("accelerator", accelerator, other.accelerator),
-        differs("library", library, other.library)})
+       {elsewhere("cpu", cpu, other.cpu),
+        elsewhere("vector units", vector_units, other.vector_units),
+        differs("on ", std::to_string(cores) + " cores", std::to_string(other.cores) + " cores"),
+        elsewhere("accelerator", accelerator, other.accelerator),
+        differs("with ", library, other.library)})
     if (!found.empty()) return found;
   return std::nullopt;
 }
@@ -185,6 +190,25 @@ std::uint64_t available_bytes() {
   // A group over its limit has nothing left; 0 would mean that nothing is known.
   const std::uint64_t left = most + droppable > taken ? most + droppable - taken : 1;
   return free == 0 ? left : std::min(free, left);
+}
+
+namespace {
+
+constexpr const char* kShortages[] = {"bad_alloc", "bad allocation", "failed to map segment",
+                                      "Cannot allocate memory", "Failed to allocate memory"};
+
+}  // namespace
+
+Failure failure_of(specrt_status status, const std::string& what, const std::string& reason,
+                   const std::string& remedy) {
+  const std::string told = what + " (" + reason + "); ";
+  const auto is_in = [&](const char* words) { return reason.find(words) != std::string::npos; };
+  if (std::none_of(std::begin(kShortages), std::end(kShortages), is_in))
+    return Failure(status, told + remedy);
+  return Failure(SPECRT_MEMORY,
+                 told +
+                     "not enough memory: free some, raise the limit of `ulimit -v` if there is "
+                     "one, or take a smaller bundle");
 }
 
 }  // namespace specrt::native

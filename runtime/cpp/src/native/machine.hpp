@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "failure.hpp"
+
 namespace specrt::native {
 
 // Where something was measured; see specrt.system.machine.Machine.
@@ -15,7 +17,7 @@ struct Machine {
   std::string accelerator;
   std::string library;
 
-  // In which way another machine differs, this one first.
+  // Where or how this one measures and the other does not.
   std::optional<std::string> difference(const Machine& other) const;
 };
 
@@ -26,6 +28,11 @@ Machine this_machine(const std::string& library);
 std::string machine_name();
 
 int cores_here();
+
+// What a library's refusal is to the caller: that the system gave no memory where that is the
+// reason, which libraries tell in words alone; else a status, and a remedy.
+Failure failure_of(specrt_status status, const std::string& what, const std::string& reason,
+                   const std::string& remedy);
 
 // Bytes that can be taken without swapping; 0 where the system does not tell.
 std::uint64_t available_bytes();

@@ -14,7 +14,9 @@ Session::Session(std::shared_ptr<LoadedBundle> shared)
                                           : nullptr),
       target_(*target_engine_),
       draft_(draft_engine_ ? std::make_unique<KVCache>(*draft_engine_) : nullptr),
-      drafters_(shared_->bundle.manifest.gammas, shared_->costs()) {}
+      drafters_(shared_->bundle.manifest.gammas, shared_->costs()) {
+  ++shared_->sessions;
+}
 
 std::unique_ptr<Run> Session::begin(const Prompt& prompt, const Params& params) {
   return std::make_unique<Generation>(*this, prompt_tokens(prompt, params.parse_special), params);

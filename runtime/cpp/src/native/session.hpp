@@ -15,6 +15,9 @@ namespace specrt::native {
 class Session : public Slot {
  public:
   explicit Session(std::shared_ptr<LoadedBundle> shared);
+  ~Session() override { --shared_->sessions; }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
   std::unique_ptr<Run> begin(const Prompt& prompt, const Params& params) override;
 
  private:

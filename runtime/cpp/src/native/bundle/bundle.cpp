@@ -128,6 +128,7 @@ std::string problem_of(const std::string& path, const HashedFile& expected, File
            ", expected " + expected.sha256.substr(0, 12) + ")" + kRebuild;
   } catch (const std::system_error& error) {
     const int code = error.code().value();
+    if (code == ENOMEM) throw std::bad_alloc();
     const std::string why =
         code == ENOENT ? "is missing" : "is unreadable (" + std::string(std::strerror(code)) + ")";
     return path + " " + why + kRebuild;

@@ -113,7 +113,7 @@ std::string stale(const TuningRecord& record, const Manifest& manifest, int thre
                   const std::string& library) {
   if (record.source != manifest.source) return "the bundle was built again since";
   if (const auto differs = record.machine.difference(this_machine(library)))
-    return "it was measured on another machine (" + *differs + ")";
+    return "it was measured " + *differs;
   if (record.threads != threads)
     return "it was measured with " + std::to_string(record.threads) + " threads, not " +
            std::to_string(threads);

@@ -10,15 +10,10 @@ namespace specrt::native {
 
 namespace {
 
-// Bytes of main memory that a model takes with full KV buffers, and what it leaves for a head, as a
-// double: a manifest may say anything.
+// Bytes of main memory that a model takes with full KV buffers.
 double host_bytes(const Manifest& manifest, const ModelRecord& model) {
   if (model.backend != "ort-cpu") return 0;
-  const Geometry& g = model.geometry;
-  const double positions = static_cast<double>(manifest.batch) * manifest.max_length;
-  const double features = model.kind.empty() ? 4.0 * positions * model.features : 0;
-  return static_cast<double>(model.weight_bytes) + features +
-         2.0 * g.layers * positions * g.kv_heads * g.head_dim * model.kv_item_bytes;
+  return static_cast<double>(model.weight_bytes) + kv_bytes(manifest, model, manifest.batch);
 }
 
 // A number of bytes in GB or MB.
@@ -62,6 +57,13 @@ std::shared_ptr<Model> open_model(const Bundle& bundle, const ModelRecord& model
 }
 
 }  // namespace
+
+double kv_bytes(const Manifest& manifest, const ModelRecord& model, int rows) {
+  const Geometry& g = model.geometry;
+  const double positions = static_cast<double>(rows) * manifest.max_length;
+  const double features = model.kind.empty() ? 4.0 * positions * model.features : 0;
+  return features + 2.0 * g.layers * positions * g.kv_heads * g.head_dim * model.kv_item_bytes;
+}
 
 Models open_models(const Bundle& bundle, const OpenOptions& options, int threads) {
   const Manifest& manifest = bundle.manifest;

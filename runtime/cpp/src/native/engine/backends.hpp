@@ -20,6 +20,10 @@ struct Models {
 };
 Models open_models(const Bundle& bundle, const OpenOptions& options, int threads);
 
+// Bytes of the full KV buffers of a model with so many rows, and of what it leaves for a head; as a
+// double, since a manifest may say anything.
+double kv_bytes(const Manifest& manifest, const ModelRecord& model, int rows);
+
 // What the engine library calls itself, such as "ONNX Runtime 1.31.1"; "" before one is loaded.
 std::string engine_library();
 

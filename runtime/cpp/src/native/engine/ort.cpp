@@ -55,9 +55,10 @@ class Buffer {
   Buffer(std::size_t items, std::size_t item_bytes)
       : memory_(std::calloc(items + kLine / item_bytes + 1, item_bytes), &std::free) {
     if (memory_ == nullptr)
-      throw Failure(SPECRT_ENGINE, "no memory for a buffer of " + std::to_string(items) +
-                                       " items of " + std::to_string(item_bytes) +
-                                       " bytes; build the bundle with a shorter max_length");
+      throw Failure(SPECRT_MEMORY,
+                    "not enough memory for a buffer of " + std::to_string(items) + " items of " +
+                        std::to_string(item_bytes) +
+                        " bytes; free some, or build the bundle with a shorter max_length");
     const auto begin = reinterpret_cast<std::uintptr_t>(memory_.get());
     aligned_ = static_cast<char*>(memory_.get()) + (kLine - begin % kLine) % kLine;
   }

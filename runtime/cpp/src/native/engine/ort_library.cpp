@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <mutex>
 #include <vector>
 
 #include "failure.hpp"
+#include "native/machine.hpp"
 
 namespace specrt::native {
 
@@ -65,6 +67,7 @@ bool is_code(void* entry) {
 [[noreturn]] void refuse(const std::string& what) { throw Failure(SPECRT_ENGINE, what); }
 
 const OrtApiBase& open_base(const std::string& path, std::string& result) {
+  setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // read when it starts; what the application says stays
   std::string reason;
   for (const std::string& place : places(path)) {
     void* library = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -82,7 +85,7 @@ const OrtApiBase& open_base(const std::string& path, std::string& result) {
     dlclose(library);
     if (reason.empty()) reason = place + " has no OrtGetApiBase of ONNX Runtime";
   }
-  refuse("ONNX Runtime cannot be loaded (" + reason + "); " + kRemedy);
+  throw failure_of(SPECRT_ENGINE, "ONNX Runtime cannot be loaded", reason, kRemedy);
 }
 
 }  // namespace
@@ -146,7 +149,8 @@ const OrtEnv* OrtLibrary::environment(int pool) const {
     reason =
         ort_reason(call_, call_.CreateEnv(ORT_LOGGING_LEVEL_ERROR, "specrt", &environment.env));
   }
-  if (!reason.empty()) refuse("ONNX Runtime " + version_ + " cannot start: " + reason);
+  if (!reason.empty())
+    throw failure_of(SPECRT_ENGINE, "ONNX Runtime " + version_ + " cannot start", reason, kRemedy);
   return environment.env;
 }
 
@@ -182,9 +186,8 @@ SharedSession::SharedSession(const OrtLibrary& library, const std::string& path,
   const bool pooled = library.has_pool();
   std::string reason = open(path, threads, pooled);
   if (!reason.empty() && !open(path, threads, !pooled).empty())
-    throw Failure(SPECRT_ENGINE, "ONNX Runtime " + library.version() + " cannot open " + path +
-                                     ": " + reason +
-                                     "; build the bundle again with the version installed here");
+    throw failure_of(SPECRT_ENGINE, "ONNX Runtime " + library.version() + " cannot open " + path,
+                     reason, "build the bundle again with the version installed here");
   describe();
 }
 
@@ -243,8 +246,8 @@ void SharedSession::describe() {
   read(false, outputs, outputs_);
   if (reason.empty()) return;
   call.ReleaseSession(session_);
-  throw Failure(SPECRT_ENGINE,
-                "ONNX Runtime does not describe an engine: " + reason + "; build the bundle again");
+  throw failure_of(SPECRT_ENGINE, "ONNX Runtime does not describe an engine", reason,
+                   "build the bundle again");
 }
 
 Binding::Binding(const SharedSession& session) : session_(session) {
@@ -266,8 +269,8 @@ Binding::~Binding() {
 void Binding::check(OrtStatus* status, const std::string& what) const {
   const std::string reason = ort_reason(session_.library().call(), status);
   if (!reason.empty())
-    throw Failure(SPECRT_ENGINE, "ONNX Runtime does not take " + what + " of a pass: " + reason +
-                                     "; build the bundle again");
+    throw failure_of(SPECRT_ENGINE, "ONNX Runtime does not take " + what + " of a pass", reason,
+                     "build the bundle again");
 }
 
 OrtValue* Binding::value(const std::string& name, const Place& place) {
@@ -295,8 +298,9 @@ void Binding::run(std::size_t width) {
   const std::string reason =
       ort_reason(call, call.RunWithBinding(session_.get(), nullptr, binding_));
   if (!reason.empty())
-    throw Failure(SPECRT_ENGINE, "ONNX Runtime failed in a pass of width " + std::to_string(width) +
-                                     ": " + reason);
+    throw failure_of(SPECRT_ENGINE,
+                     "ONNX Runtime failed in a pass of width " + std::to_string(width), reason,
+                     "begin the generation again");
 }
 
 }  // namespace specrt::native

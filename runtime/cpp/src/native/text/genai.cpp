@@ -8,6 +8,7 @@
 #include <map>
 
 #include "failure.hpp"
+#include "native/machine.hpp"
 
 namespace specrt::native {
 
@@ -89,8 +90,8 @@ const GenaiTokenizer::Functions& GenaiTokenizer::functions(const std::string& pa
   }
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw Failure(SPECRT_ENGINE,
-                  "the tokenizer library cannot be loaded (" + std::string(dlerror()) + ")");
+    throw failure_of(SPECRT_ENGINE, "the tokenizer library cannot be loaded", dlerror(),
+                     "name one that is there as `tokenizer` of specrt_open_options");
   }
   Functions c{};
   find(library, path, "OgaCreateTokenizerFromPath", c.create_tokenizer);
@@ -106,6 +107,8 @@ const GenaiTokenizer::Functions& GenaiTokenizer::functions(const std::string& pa
   find(library, path, "OgaDestroyResult", c.destroy_result);
   return known.emplace(path, c).first->second;
 }
+
+void GenaiTokenizer::load(const std::string& path) { functions(path); }
 
 GenaiTokenizer::GenaiTokenizer(const std::string& library, const std::string& bundle)
     : c_(functions(library)) {

@@ -12,8 +12,10 @@ namespace specrt::native {
 
 class GenaiTokenizer {
  public:
-  // Load the library, once per process, and read `tokenizer.json` and `tokenizer_config.json` of a
-  // bundle. Throws Failure(SPECRT_ENGINE) where the library is missing or refuses them.
+  // Load the library, once per process. Throws Failure(SPECRT_ENGINE) where it is missing.
+  static void load(const std::string& library);
+  // The same, and read `tokenizer.json` and `tokenizer_config.json` of a bundle. Throws
+  // Failure(SPECRT_ENGINE) where the library refuses them, too.
   GenaiTokenizer(const std::string& library, const std::string& bundle);
   ~GenaiTokenizer();
   GenaiTokenizer(const GenaiTokenizer&) = delete;

@@ -330,10 +330,15 @@ std::string Tokenizer::piece(Token token) const {
     const std::string text = behind->push(&token, 1);
     return text + behind->finish();
   }
-  const auto at = static_cast<std::size_t>(token);
   Utf8Decoder decoder;
-  const std::string text = decoder.push(at < spelling_.bytes.size() ? spelling_.bytes[at] : "");
+  const std::string text = decoder.push(bytes_of(token));
   return text + decoder.finish();
+}
+
+std::string Tokenizer::bytes_of(Token token) const {
+  if (!decoder_) return piece(token);
+  const auto at = static_cast<std::size_t>(token);
+  return at < spelling_.bytes.size() ? spelling_.bytes[at] : "";
 }
 
 std::unique_ptr<Detokenizer> Tokenizer::detokenizer(const std::vector<Token>& before) const {

@@ -44,6 +44,8 @@ class Tokenizer {
   std::string decode(const std::vector<Token>& ids) const;
   // The text of a token behind others; parts of characters are U+FFFD.
   std::string piece(Token token) const;
+  // The bytes of a token behind others; those of its text where the library decodes.
+  std::string bytes_of(Token token) const;
   // Makes text of the tokens behind others: with those, less the text of those alone.
   std::unique_ptr<Detokenizer> detokenizer(const std::vector<Token>& before) const;
 

@@ -1,0 +1,6 @@
+# Remove what the target `install` of a build has installed, as the LIST of it says.
+if(NOT EXISTS ${LIST})
+  message(FATAL_ERROR "there is no ${LIST}; expected that of a build that was installed")
+endif()
+file(STRINGS ${LIST} files)
+file(REMOVE ${files})
