@@ -54,11 +54,12 @@ def test_an_error_has_the_id_wherever_it_arises(tokenizer: Tokenizer) -> None:
         live.http.headers["x-request-id"] = "id"
         key = {"X-Api-Key": "k"}
         long = {"prompt": "x" * 600}
+        typed = {**key, "Content-Type": "application/json"}
         for answer in (
             live.http.post(TEXT, json=BODY),
             live.http.post(MESSAGES, json={}),
             live.http.post(TEXT, json=long, headers=key),
-            live.http.post(TEXT, content=(b" " * 100 for _ in range(9)), headers=key),
+            live.http.post(TEXT, content=(b" " * 100 for _ in range(9)), headers=typed),
             live.http.put(TEXT, headers=key),
         ):
             assert answer.status_code in (401, 405, 413)
