@@ -63,9 +63,9 @@ class Grammars:
             )
         special = self._tokenizer.special
         ends = {*self._ends, *(s for s in stops if s in special and s < self._vocabulary)}
-        return GrammarProcessor(self._matcher(salt, constraint), sorted(ends), self._vocabulary)
+        return GrammarProcessor(self._matcher(constraint, salt), sorted(ends), self._vocabulary)
 
-    def _matcher(self, salt: str, constraint: Constraint) -> LLMatcher:
+    def _matcher(self, constraint: Constraint, salt: str = "") -> LLMatcher:
         compiled, key = self._compiled, (salt, constraint)
         with self._lock:
             matcher = compiled.get(key)
