@@ -220,7 +220,7 @@ KNOWN = {
 }
 """The forms that transformers renders for these families; `macros` has what others use."""
 
-_TREES = "{% set ns = namespace(a=(1,), b=(1,)) %}{% for i in range(50) %}" + (
+TREES = "{% set ns = namespace(a=(1,), b=(1,)) %}{% for i in range(50) %}" + (
     "{% set ns.a = (ns.a, ns.a) %}{% set ns.b = (ns.b, ns.b) %}{% endfor %}"
 )
 """Two tuples that are small, and whose elements are more than there are atoms."""
@@ -251,7 +251,7 @@ HOSTILE = {
 
         _many("{% set y = d.items()|list %}", "{% set d = dict(range(50000)|map('string')|batch(2)) %}"),
         _many("{% set y = d.keys() - [] %}", "{% set d = dict(range(50000)|map('string')|batch(2)) %}"),
-        _TREES + "{{ {'a': ns.a}.items() - {'a': ns.b}.items() }}",
+        TREES + "{{ {'a': ns.a}.items() - {'a': ns.b}.items() }}",
         *(_many("{% set y = range(99999)|" + f + "|first %}") for f in (
             "select('none')", "reject('integer')", "selectattr('q')", "rejectattr('real', 'integer')",
         )),
@@ -279,7 +279,7 @@ HOSTILE = {
         "{% set x = ' \u20ac' * 2999999 %}{{ x.split() }}", "{{ ('\u20ac' * 2999999)|list }}",
         "{% set x = 'a' * 999999 %}{{ x.rfind('b' ~ 'a' * 99999) }}{{ x.strip('b' * 99999) }}",
         "{{ strftime_now('%c' * 9999999) }}", "{{ ('\U0001f600' * 9999999)|tojson|length }}",
-        *(_TREES + use for use in (
+        *(TREES + use for use in (
             "{{ ns.a }}", "{{ ns.a ~ '' }}", "{{ ns.a == ns.b }}", "{{ {ns.a: 1}|length }}",
             "{{ {}[ns.a] }}", "{{ {}.get(ns.a) }}", "{{ ns.a|tojson }}", "{{ ns.a is eq ns.b }}",
             "{{ ns.a|safe|length }}", "{{ [ns.a]|unique|list }}", "{{ raise_exception(ns.a) }}",

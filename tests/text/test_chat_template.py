@@ -16,7 +16,7 @@ from tokenizers import models
 from specrt.errors import RequestError
 from specrt.text.chat_template import ChatTemplate, read_template
 from support.bundles import listed
-from support.chat_templates import KNOWN
+from support.chat_templates import KNOWN, TREES
 
 LLAMA = """
 {{- bos_token }}
@@ -120,6 +120,15 @@ def test_bounds_grow_with_the_messages() -> None:
     assert len(template.render(talk)) == 3 * 5000 * 2000
     with ThreadPoolExecutor(4) as pool:
         assert {*pool.map(template.render, [TALK] * 8)} == {template.render(TALK)}
+
+
+def test_values_are_looked_at_no_further_than_they_are_paid_for() -> None:
+    assert ChatTemplate(TREES + "{{ (ns.a, 'x') | last }}", {}).render([]) == "x"
+    nested: object = "x"
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(RequestError, match="more than 64 deep"):
+        ChatTemplate("x", {}).render([{"role": "user", "content": nested}])
 
 
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"

@@ -101,13 +101,16 @@ class ChatTemplate:
             return self._tool_use.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt
             )
+        from specrt.text.template_sandbox import weight
+
+        given = weight([messages, tools])
         described = None if tools is None else traced([*tools])
         refusals: list[RequestError] = []
         for forms in conversation_forms(messages):
             shown: list[tuple[int, int, ChatPrompt]] = []
             for number, form in enumerate(forms):
                 try:
-                    prompt = self._render(traced(form), described, add_generation_prompt)
+                    prompt = self._render(traced(form), described, add_generation_prompt, given)
                 except RequestError as error:
                     refusals.append(error)
                     continue
@@ -122,10 +125,9 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        given: int,
     ) -> ChatPrompt:
-        from specrt.text.template_sandbox import weight
-
-        given = weight([messages, tools])
+        """Render messages that weigh so much with their tools."""
         self._sandbox.budget.grant(_STEPS + _STEPS_PER_MESSAGE * len(messages) + _PASSES * given)
         most = left = MOST_OUTPUT + _COPIES * given
         pieces: list[str] = []

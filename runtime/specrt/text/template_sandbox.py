@@ -448,7 +448,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 return function(*before, *values[: 1 + len(after)], **more)
 
             values = [value, *after, *kwargs.values()]
-            result = followed(name, operation, values, operation(*values))
+            result = operation(*values)
+            if name not in _FREE:  # those return what is in a value, or numbers
+                result = followed(name, operation, values, result)
             return _Lazy(result, value) if name in _LAZY else _check_integer(result)
 
         return paid

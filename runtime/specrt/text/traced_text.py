@@ -7,7 +7,11 @@ message's text counts as the message's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specrt.errors import RequestError
 
@@ -27,19 +31,21 @@ _SPLIT = ("partition", "rpartition", "rsplit", "split", "splitlines")
 class TracedText(str):
     """A text some or all of whose characters are a message's."""
 
+    __slots__ = ("_marks",)
+    _marks: bytes
+
     def __new__(cls, text: str, marks: bytes | None = None) -> TracedText:
         """Mark a message's characters with 1, others with 0; without marks all are a message's."""
         made = super().__new__(cls, text)
         made._marks = _GIVEN * len(text) if marks is None else marks
         return made
 
-    _marks: bytes
-
     def __str__(self) -> str:
         return self
 
     def __iter__(self) -> Iterator[str]:
-        return (self[at] for at in range(len(self)))
+        pairs = zip(super().__iter__(), self._marks, strict=True)
+        return (_given(char) if mark else char for char, mark in pairs)
 
     def __getitem__(self, at: SupportsIndex | slice) -> str:
         marks = self._marks[at] if isinstance(at, slice) else bytes([self._marks[at]])
@@ -50,6 +56,12 @@ class TracedText(str):
 
     def __radd__(self, other: str) -> str:
         return joined((other, self)) if isinstance(other, str) else NotImplemented
+
+
+@lru_cache(4096)
+def _given(char: str) -> str:
+    """Return a character of a message: the same object where one comes often."""
+    return TracedText(char)
 
 
 class ChatPrompt(str):
@@ -178,19 +190,25 @@ def _aligned(operation: Callable[..., Any], values: Sequence[Any], result: str) 
         shadow = str(operation(*map(_shadowed, values)))
     except Exception:  # it looks at what the text says
         shadow = ""
-    if len(shadow) != len(result) or any(
-        other not in (_SHADOW, char) for other, char in zip(shadow, result, strict=True)
-    ):
+    if len(shadow) != len(result):
         return _GIVEN * len(result)
-    return bytes(char == _SHADOW for char in shadow)
+    codes = _codes(shadow)
+    changed = codes == ord(_SHADOW)
+    known = bool((changed | (codes == _codes(result))).all())
+    return changed.tobytes() if known else _GIVEN * len(result)
 
 
 def _shadowed(value: Any) -> Any:
     if isinstance(value, TracedText):
-        pairs = zip(str.__iter__(value), value._marks, strict=True)
-        return "".join(_SHADOW if mark else char for char, mark in pairs)
+        marks = np.frombuffer(value._marks, np.bool_)
+        codes = np.where(marks, np.uint32(ord(_SHADOW)), _codes(value))
+        return codes.tobytes().decode("utf-32-le", "surrogatepass")
     if isinstance(value, dict):
         return {_shadowed(key): _shadowed(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(_shadowed, value))
     return value
+
+
+def _codes(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
