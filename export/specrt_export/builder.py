@@ -36,7 +36,14 @@ from specrt.bundle import (
 )
 from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Source
-from specrt.errors import BuildError, BundleError, CheckpointError, SpecrtError, one_line
+from specrt.errors import (
+    BuildError,
+    BundleError,
+    CheckpointError,
+    SpecrtError,
+    first_line,
+    one_line,
+)
 from specrt.generation_config import read_generation_config
 from specrt.held_file import read_file
 from specrt.params import AUTO
@@ -327,10 +334,10 @@ def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as a chat template: {error}; correct or remove it"
+            f"{path} cannot be read as a chat template: {first_line(error)}; correct or remove it"
         ) from error
 
 

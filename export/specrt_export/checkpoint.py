@@ -422,11 +422,12 @@ def _converted(pickle: Path) -> Path:
         save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, aside)
         aside.replace(made)
     except Exception as error:  # the library raises whatever a damaged file makes it raise
-        aside.unlink(missing_ok=True)
         raise CheckpointError(
             f"{pickle} cannot be converted ({first_line(error)}); save its tensors as "
             f"{SINGLE} beside it"
         ) from error
+    finally:
+        aside.unlink(missing_ok=True)
     return made
 
 

@@ -6,7 +6,6 @@ Sources: Loshchilov and Hutter; AdamW, arXiv:1711.05101, and the cosine, arXiv:1
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specrt.errors import BuildError
+from specrt.held_file import replacing
 from specrt_export.align.prediction import accepted, rounds_of, tokens_per_round
 from specrt_export.align.sparse_loss import sparse_loss
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, batches
@@ -218,7 +218,6 @@ class Trainer:
     def save(self) -> None:
         """Write the state aside, and put it in its place whole."""
         self._place.mkdir(parents=True, exist_ok=True)
-        path, aside = self._place / "state.pt", self._place / "state.pt.part"
         saved: dict[str, Any] = {
             "identity": self._identity,
             "weights": self._weights(),
@@ -226,11 +225,8 @@ class Trainer:
             "optimizer": self._optimizer.state_dict(),
             "state": vars(self.state),
         }
-        with aside.open("wb") as file:
+        with replacing(self._place / "state.pt") as file:
             torch.save(saved, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
 
 
 def _begins(batch: TraceBatch, seed: int, step: int) -> Tensor:
