@@ -61,6 +61,7 @@ def tree(clone: Path) -> Path:
     (clone / "pyproject.toml").write_text(text[0], "utf-8")
     (clone / KERNELS).mkdir(parents=True)
     (clone / KERNELS / "one.hpp").write_text("int answer();\n")
+    shutil.copyfile(ROOT / KERNELS / "compile_flags.txt", clone / KERNELS / "compile_flags.txt")
     return answers(clone, 1)
 
 
@@ -99,7 +100,8 @@ def test_a_wheel_carries_the_kernels_and_a_source_archive_what_they_are_made_of(
     assert "specrt/libspecrt_kernels.so" in names(wheel)
     with tarfile.open(packed(clone, "sdist", tmp_path / "out")) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    assert {f"{KERNELS}/one.cpp", f"{KERNELS}/one.hpp", "setup.py"} <= held
+    needed = {f"{KERNELS}/{name}" for name in ("one.cpp", "one.hpp", "compile_flags.txt")}
+    assert {*needed, "setup.py"} <= held
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler")
@@ -114,6 +116,23 @@ def test_an_editable_install_replaces_the_kernels_under_those_who_use_them(tmp_p
         assert mapped.read() == before
     assert library.read_bytes() != before
     assert [p.name for p in library.parent.iterdir() if "kernels" in p.name] == [library.name]
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++")
+def test_clang_alone_compiles_the_kernels(tmp_path: Path) -> None:
+    """Whatever compiled this Python."""
+    (tmp_path / "bin").mkdir()
+    for name in ("clang", "clang++", "ld"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    none = dict.fromkeys(("CC", "CXX", "LDSHARED"))
+    given = {name: value for name, value in os.environ.items() if name not in none}
+    clone, out = tree(tmp_path / "clone"), tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-c", BUILD, "build_wheel", str(out)]
+    environment = {**given, "PATH": str(tmp_path / "bin")}
+    subprocess.run(command, cwd=clone, check=True, capture_output=True, env=environment)
+    (wheel,) = out.iterdir()
+    assert "specrt/libspecrt_kernels.so" in names(wheel)
 
 
 @pytest.mark.parametrize("environment", [{"CC": "false", "CXX": "false"}, {"PATH": ""}], ids=str)
