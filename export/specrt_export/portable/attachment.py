@@ -273,7 +273,7 @@ def _check_read(checkpoint: Checkpoint, read: Collection[str]) -> None:
         if name not in read
         and not NEVER_READ.search(name)
         and not _predicts_further(checkpoint, name)
-        and not (name.endswith(".bias") and _is_zero(checkpoint, name))
+        and not (name.endswith("bias") and _is_zero(checkpoint, name))
         and not any(same_floats(weight, one) for one in ours)
     ]
     if unread:
