@@ -120,6 +120,17 @@ def test_tools_are_used_and_their_results_read(
     client.messages.create(model="toy", max_tokens=5, messages=turns, tools=options["tools"])
 
 
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud83d"}', "[1]"])
+def test_arguments_that_no_answer_can_hold_are_a_text(toy: Live, arguments: str) -> None:
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    body = {"messages": HELLO, "tools": FLAT, "max_tokens": 100}
+    message = toy.post("/v1/messages", **body, structured_outputs={"choice": [text]})
+    (used,) = message["content"]
+    assert used["input"] == {"arguments": arguments}
+    turns = [*HELLO, {"role": "assistant", "content": [used]}, *HELLO]
+    toy.post("/v1/messages", **body | {"messages": turns, "max_tokens": 2})
+
+
 def test_thinking_and_calls_of_earlier_turns_reach_the_template() -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"},

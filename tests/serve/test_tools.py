@@ -131,7 +131,32 @@ def _call_of(answer: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return call["name"], json.loads(call["arguments"])
 
 
-@pytest.mark.parametrize("parameters", [[1], "x", {"properties": {"a": {"$ref": "#/$defs/b"}}}])
+ONLY_A: dict[str, Any] = {
+    "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted"),
+    [
+        (None, {}), ({}, {}), (ONLY_A, {"a": 1}), (ONLY_A | {"type": ["null", "object"]}, {"a": 1}),
+        ({"$ref": "#/$defs/A", "$defs": {"A": ONLY_A}}, {"a": 1}),
+        ({"anyOf": [ONLY_A, {"type": "null"}]}, {"a": 1}),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_forced_call_are_an_object(toy: Live, parameters: Any, wanted: Any) -> None:
+    """Also where the schema names no type, which admits numbers and text."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {**BODY, "tools": [tool], "tool_choice": "required"}
+    for seed in range(4):
+        answer = toy.post("/v1/chat/completions", **body, seed=seed)
+        assert _call_of(answer) == ("f", wanted)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [[1], "x", {"properties": {"a": {"$ref": "#/$defs/b"}}}, {"type": "string"}, {"type": []}],
+)
 def test_parameters_that_are_no_schema_are_refused(toy: Live, parameters: Any) -> None:
     function = {"name": "f", "parameters": parameters}
     body = {**BODY, "tools": [{"type": "function", "function": function}]}
@@ -246,7 +271,7 @@ def test_calls_are_found_however_a_text_is_cut(
 
 def joined(parts: list[str | ToolCall]) -> tuple[str, list[ToolCall]]:
     calls = [part for part in parts if isinstance(part, ToolCall)]
-    return "".join(part for part in parts if isinstance(part, str)).rstrip(), calls
+    return "".join(part for part in parts if isinstance(part, str)), calls
 
 
 ONE, TWO = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g"}'
@@ -264,6 +289,10 @@ ONE, TWO = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g"}'
         ('<tool_call>{"name": "f", "argum', '<tool_call>{"name": "f", "argum', []),
         ('<tool_call>{"name": "f", "arguments": {"a": "</tool_c', "", ['f{"a": "</tool_c']),
         ("a < b", "a < b", []),
+        # Blanks right after a call are text where text follows, and blanks after text are text.
+        (f"<tool_call>{TWO}</tool_call> \n", "", ["g{}"]),
+        (f"<tool_call>{TWO}</tool_call> so \n", " so \n", ["g{}"]),
+        (f"<tool_call>{TWO}</tool_call> so <tool_call>{TWO}</tool_call>", " so ", ["g{}", "g{}"]),
         # A tag within a string ends nothing, nor does one that opens.
         ('<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>"}}</tool_call>', "",
          ['f{"a": "x</tool_call>"}']),
@@ -279,6 +308,8 @@ ONE, TWO = '{"name": "f", "arguments": {"a": 1}}', '{"name": "g"}'
         # Other orders and kinds.
         ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", ['f{"a": 1}']),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ['f{"a": 1}']),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", ["f{}"]),
+        ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", ["f{}"]),
         ('<tool_call>{"name": "f", "parameters": {"a": 1}, "id": 7}</tool_call>', "",
          ['f{"a": 1}']),
         # What is only thought of is not called.
@@ -293,7 +324,7 @@ def test_what_is_no_call_stays_text(text: str, rest: str, calls: list[str]) -> N
         for piece in pieces:
             parts += parser.push(piece)
         found_text, found = joined([*parts, *parser.finish()])
-        assert found_text == rest.rstrip()
+        assert found_text == rest
         assert [call.name + call.arguments for call in found] == calls
 
 
@@ -338,9 +369,10 @@ def test_calls_of_earlier_turns_are_read_as_objects(toy: Live) -> None:
     for arguments in ('{"a": 1}', "{", "", "[1]", '"x"'):  # whatever a model wrote is told again
         call["function"] = {"name": "f", "arguments": arguments}
         toy.post("/v1/chat/completions", messages=messages, max_tokens=3)
-    read = {"{": "{", "": {}, '{"a": 1}': {"a": 1}, "[1]": "[1]"}
-    for arguments, wanted in read.items():
-        call["function"] = {"name": "f", "arguments": arguments}
+    half = '{"a": "\\ud83d"}'
+    read = {"{": "{", "": {}, None: {}, '{"a": 1}': {"a": 1}, "[1]": "[1]", half: half}
+    for given_, wanted in read.items():
+        call["function"] = {"name": "f", "arguments": given_}
         message = ChatMessage.model_validate(messages[1]).plain()
         assert message["content"] is None
         assert message["tool_calls"][0]["function"]["arguments"] == wanted

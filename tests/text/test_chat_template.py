@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as HubTokenizer
@@ -226,6 +227,20 @@ def test_arguments_that_are_not_json_are_told_to_any_template(source: str, wante
     call = {"function": {"name": "f", "arguments": "not json"}}
     template = ChatTemplate("{% set c = messages[0].tool_calls[0].function %}" + source, {})
     assert template.render([{"role": "assistant", "tool_calls": [call]}]) == wanted
+
+
+def test_what_is_nested_deeply_is_refused_or_told_as_text() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ tools }}{% for m in messages %}"
+                            "{% for c in m.tool_calls %}{{ c.function.arguments }}"
+                            "{% endfor %}{% endfor %}", {})  # fmt: skip
+    deep: Any = 1
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(RequestError, match="tools hold lists and objects more than 64 deep"):
+        template.render([{"role": "user", "content": "x"}], tools=[{"function": deep}])
+    call = {"function": {"name": "f", "arguments": {"a": deep}}}
+    prompt = template.render([{"role": "assistant", "tool_calls": [call]}])
+    assert prompt.endswith(json.dumps({"a": deep}))
 
 
 @pytest.mark.parametrize("given", ["reasoning", "reasoning_content", "thinking"])

@@ -354,7 +354,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError("messages have a tool call without function.name; give one")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if arguments is None or isinstance(arguments, str):
         found = object_of(arguments or "{}")
         arguments = arguments if found is None else found
     return {**call, "function": {**function, "arguments": arguments}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from asyncio import to_thread
 from collections.abc import Iterator, Mapping, Sequence
+from reprlib import repr as short
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -169,11 +170,12 @@ def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
     if choice is None:
         return None
     kind = choice.get("type")
-    if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind == "tool" and isinstance(name := choice.get("name"), str):
+        return {"type": "function", "function": {"name": name}}
     if not isinstance(kind, str) or kind not in _CHOICES:
         raise RequestError(
-            f"tool_choice.type is {kind!r}; expected 'auto', 'any', 'tool' with a name, or 'none'"
+            f"tool_choice is {short(choice)}; expected the type 'auto', 'any', 'none', or 'tool' "
+            "with a name"
         )
     return _CHOICES[kind]
 

@@ -138,7 +138,9 @@ def read_call(text: str) -> ToolCall | None:
         return None
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         return None
-    arguments = found.get("arguments", found.get("parameters", {}))
+    arguments = found.get("arguments", found.get("parameters"))
+    if arguments in (None, ""):  # models write a call without arguments in any of these forms
+        arguments = {}
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return ToolCall(found["name"], arguments)
@@ -156,7 +158,8 @@ class CallStream:
         self._next: Callable[[], list[str | CallPiece]] = (
             self._thought if reasoning else self._beginning
         )
-        self._called = False
+        self._after_call = False
+        """Whether nothing but blanks came since a call."""
 
     def push(self, text: str) -> list[str | CallPiece]:
         """Return what became certain: pieces of text and of calls."""
@@ -174,7 +177,7 @@ class CallStream:
             return [CallPiece(None, reader.rest())]
         if reader is not None:
             rest = self._tag + reader.text
-        dropped = self._next == self._closing or (self._called and not rest.strip())
+        dropped = self._next == self._closing or (self._after_call and not rest.strip())
         return [] if dropped or not rest else [rest]
 
     def _beginning(self) -> list[str | CallPiece]:
@@ -195,15 +198,16 @@ class CallStream:
         return [self._taken(at + len(_THOUGHT))]
 
     def _plain(self) -> list[str | CallPiece]:
-        """Return text up to a call; blanks between calls are no text."""
+        """Return text up to a call; blanks right after a call are text where text follows."""
         at = self._held.find(OPEN)
         text = self._held[: self._certain(OPEN) if at < 0 else at]
-        blank = self._called and not text.strip()
+        blank = self._after_call and not text.strip()
         if at >= 0:
             self._next = self._opened
         elif blank:
             return []
         taken = self._taken(len(text))
+        self._after_call = blank
         return [] if blank else [taken]
 
     def _opened(self) -> list[str | CallPiece]:
@@ -215,7 +219,7 @@ class CallStream:
         if rest.startswith("{"):
             self._read(OPEN)
             return []
-        self._next = self._plain
+        self._next, self._after_call = self._plain, False
         return [tag]
 
     def _call(self) -> list[str | CallPiece]:
@@ -227,7 +231,7 @@ class CallStream:
             return [*pieces]
         self._reader, self._held = None, reader.text[reader.end :]
         self._next = self._closing if reader.begun else self._plain
-        self._called |= reader.begun
+        self._after_call = reader.begun
         return [*pieces] if reader.begun else [self._tag + reader.text[: reader.end]]
 
     def _closing(self) -> list[str | CallPiece]:

@@ -145,13 +145,18 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
+_NO_PARAMETERS = {"type": "object", "additionalProperties": False}
+"""A function that is described without parameters has none, as OpenAI has it."""
+
+
 def _call_schema(function: Mapping[str, Any], place: Path) -> dict[str, Any]:
     """Return the schema of a call as Hermes and Qwen write one, for a place of the whole schema.
 
     Raises: RequestError for parameters with a reference that leads nowhere.
     """
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    if not isinstance(parameters, Mapping):
+    parameters = function.get("parameters") or _NO_PARAMETERS
+    kinds = parameters.get("type", "object") if isinstance(parameters, Mapping) else None
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise RequestError(
             f"the parameters of {function['name']!r} are {short(parameters)}; expected a JSON "
             "Schema of an object"
@@ -160,7 +165,10 @@ def _call_schema(function: Mapping[str, Any], place: Path) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": {"const": function["name"]},
-            "arguments": rooted(parameters, (*place, "properties", "arguments")),
+            "arguments": {
+                **rooted(parameters, (*place, "properties", "arguments")),
+                "type": "object",  # a schema without a type admits numbers and text, too
+            },
         },
         "required": ["name", "arguments"],
         "additionalProperties": False,

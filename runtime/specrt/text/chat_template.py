@@ -101,16 +101,14 @@ class ChatTemplate:
             return self._tool_use.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt
             )
-        from specrt.text.template_sandbox import weight
-
-        given = weight([messages, tools])
-        described = None if tools is None else traced([*tools])
+        given = _weight(messages, tools)
+        described = None if tools is None else [*tools]
         refusals: list[RequestError] = []
         for forms in conversation_forms(messages):
             shown: list[tuple[int, int, ChatPrompt]] = []
             for number, form in enumerate(forms):
                 try:
-                    prompt = self._render(traced(form), described, add_generation_prompt, given)
+                    prompt = self._render(form, described, add_generation_prompt, given)
                 except RequestError as error:
                     refusals.append(error)
                     continue
@@ -133,9 +131,9 @@ class ChatTemplate:
         pieces: list[str] = []
         try:
             for piece in self._template.generate(
-                messages=list(messages),
+                messages=traced(messages),
                 add_generation_prompt=add_generation_prompt,
-                tools=tools,  # templates ask whether it is none, not only whether it is defined
+                tools=traced(tools),  # templates ask whether it is none, too
                 documents=None,
                 **self._special,
             ):
@@ -249,6 +247,22 @@ def _now(form: str) -> str:
             f"the chat template has a form of dates of more than {_MOST_FORM} characters"
         )
     return datetime.now().strftime(form)
+
+
+def _weight(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
+    """Return what messages and tools weigh.
+
+    Raises: RequestError for what is nested so deeply that Python cannot copy it.
+    """
+    from specrt.text.template_sandbox import DEEPEST, weight
+
+    try:
+        return weight([messages, tools])
+    except RequestError:
+        raise RequestError(
+            f"the messages or the tools hold lists and objects more than {DEEPEST} deep; expected "
+            "fewer levels: nest calls, or the parameters of tools, less"
+        ) from None
 
 
 def _too_much(most: int) -> RequestError:

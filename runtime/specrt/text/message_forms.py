@@ -84,9 +84,13 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object that a text is in JSON, None where it is not one."""
+    """Return the object that a text is in JSON, None where it is not one.
+
+    Python reads NaN, infinities and half a character, too, which can be written nowhere.
+    """
     try:
         found = json.loads(text)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
