@@ -203,6 +203,8 @@ def test_a_file_is_read_again_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
         ("a name=", "letters, digits"),
         ("a name=x/y", "letters, digits"),
         ("a concurrency=0", "from 1"),
+        ("a concurrency=1 concurrency=9", "concurrency twice"),
+        ("a name=x name=y", "name twice"),
         ("a tokens_per_minute=many", "from 1"),
         ("a\nb\na", "line 3"),
         ("a name=x concurrency=1\nb name=x", "other limits"),

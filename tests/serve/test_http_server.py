@@ -199,12 +199,43 @@ def test_requests_that_are_too_large_or_none(
 ) -> None:
     answer = patient.told(data)
     assert status(answer) == wanted, answer
+    head, _, body = answer.partition(b"\r\n\r\n")
+    told = re.findall(rb"\r\nx-request-id: (\S+)", head)
+    assert len(told) == 1
     if wanted >= 400:
-        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+        refused = json.loads(body)
+        assert refused["error"]["message"]
+        assert refused["request_id"].encode() == told[0]
     assert httpx.get(f"{patient.url}/health").status_code == 200
     assert errors == []
 
 
+def test_a_refusal_has_the_id_and_the_line_of_its_request(
+    patient: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with the status that its client reads, also where no application saw it."""
+    caplog.set_level(logging.INFO, "specrt.requests")
+    own, messages = b"X-Request-Id: mine\r\n", b"POST /v1/messages?q=s HTTP/1.1\r\nHost: x\r\n"
+    typed = b"Content-Type: application/json\r\n"
+    cases = {
+        "POST": messages + own + typed + CHUNKED[len(POST) :] + b"1;" + BIG,
+        "": messages + own + b"X: " + BIG,
+    }
+    for method, data in cases.items():
+        caplog.clear()
+        head, _, body = patient.told(data).partition(b"\r\n\r\n")
+        assert {b"x-request-id: mine", b"request-id: mine"} <= {*head.split(b"\r\n")}
+        refused = json.loads(body)
+        assert (refused["type"], refused["request_id"]) == ("error", "mine")
+        until(lambda: any(one.name == "specrt.requests" for one in caplog.records))
+        httpx.get(f"{patient.url}/health")
+        first, *others = [one.msg for one in caplog.records if one.name == "specrt.requests"]
+        assert first.get("method", "") == method
+        assert (first["request_id"], first["status"], first["path"]) == ("mine", 431, MESSAGES)
+        assert [one["path"] for one in others] == ["/health"]
+
+
+MESSAGES = "/v1/messages"
 BODY = json.dumps({"prompt": "ab", "max_tokens": 4}).encode()
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
 
@@ -256,6 +287,32 @@ def test_a_large_body_has_more_time(tokenizer: Tokenizer) -> None:
         assert status(answer_of(link)) == 400
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_another_protocol_that_is_asked_for_changes_nothing(
+    patient: Served, errors: list[logging.LogRecord], *, apart: bool, chunked: bool
+) -> None:
+    """Java's client asks for HTTP/2 so; the body belongs to the request, and is none of its own."""
+    h2c = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAQAAP__\r\n"
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
+    length = b"Transfer-Encoding: chunked\r\n\r\n" if chunked else LENGTH
+    with patient.connect() as link:
+        link.settimeout(30)
+        for _ in range(2):
+            link.sendall(POST + h2c + length + (b"" if apart else body))
+            if apart:
+                until(lambda: any(not one.idle for one in patient.server.server_state.connections))
+                link.sendall(body)
+            answer = answer_of(link)
+            assert status(answer) == 200
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 4
+        link.sendall(GET + h2c + b"\r\n" + GET + LAST + b"\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+)", rest(link)) == [b"200", b"200"]
+    smuggled = POST + h2c + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    assert status(patient.told(smuggled)) == 400
+    assert errors == []
+
+
 def test_a_connection_that_is_idle_makes_room(tokenizer: Tokenizer) -> None:
     with (
         served(tokenizer, replace(PATIENT, connections=2)) as made,
@@ -277,6 +334,17 @@ def test_a_connection_that_is_idle_makes_room(tokenizer: Tokenizer) -> None:
             for link in (second, third):
                 link.sendall(BODY[-1:])
                 assert status(answer_of(link)) == 200
+
+
+def test_who_was_answered_and_sends_no_rest_of_a_body_makes_room(tokenizer: Tokenizer) -> None:
+    with (
+        served(tokenizer, replace(PATIENT, connections=1)) as made,
+        made.connect() as first,
+    ):
+        first.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        assert status(answer_of(first)) == 200
+        assert status(made.told(GET + LAST + b"\r\n")) == 200
+        assert rest(first) == b""
 
 
 def test_answers_to_http_1_0_have_no_chunks(patient: Served) -> None:

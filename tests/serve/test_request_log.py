@@ -52,14 +52,13 @@ def test_an_error_has_the_id_wherever_it_arises(tokenizer: Tokenizer) -> None:
     toys = rows(packed, 1, tokenizer)
     with serving(toys, api_keys=("k",), max_body_bytes=500) as live:
         live.http.headers["x-request-id"] = "id"
-        key = {"X-Api-Key": "k"}
+        key, typed = {"X-Api-Key": "k"}, {"Content-Type": "application/json"}
         long = {"prompt": "x" * 600}
-        typed = {**key, "Content-Type": "application/json"}
         for answer in (
             live.http.post(TEXT, json=BODY),
             live.http.post(MESSAGES, json={}),
             live.http.post(TEXT, json=long, headers=key),
-            live.http.post(TEXT, content=(b" " * 100 for _ in range(9)), headers=typed),
+            live.http.post(TEXT, content=(b" " * 100 for _ in range(9)), headers=key | typed),
             live.http.put(TEXT, headers=key),
         ):
             assert answer.status_code in (401, 405, 413)
@@ -95,7 +94,8 @@ def test_a_request_is_a_line(
         live.post(TEXT, **BODY, gamma=3)
         live.http.post(TEXT, json=BODY | {"gamma": 3, "stream": True})
         until(lambda: len(lines()) == 3)  # the last event comes before the line
-        live.http.get("/nowhere%0Aa%20forged=line?q=s3cret")
+        forwarded = {"X-Forwarded-For": "x" * 9000}
+        live.http.get("/nowhere%0Aa%20forged=line?q=s3cret", headers=forwarded)
         live.http.post(TEXT, json=BODY, headers={"Authorization": "Bearer wrong"})
         until(lambda: len(lines()) == 5)
         several, one, streamed, nowhere, stranger = lines()
@@ -111,6 +111,7 @@ def test_a_request_is_a_line(
     same = ("rounds", "drafted", "accepted", "completion_tokens", "prompt_tokens")
     assert [streamed[name] for name in same] == [one[name] for name in same]
     assert (nowhere["status"], nowhere["path"]) == (404, "/nowhere\na forged=line")
+    assert nowhere["client"] == "x" * 64
     assert stranger["status"] == 401
     assert "key" not in stranger
     shown = [one.getMessage() for one in caplog.records if one.name == "specrt.requests"]

@@ -230,6 +230,8 @@ def _parse(place: str, line: str) -> tuple[bytes, str, KeyLimits]:
         field, is_pair, value = option.partition("=")
         if not is_pair:
             raise RequestError(f"{place} has blanks, and no key has any; write {_FORM}")
+        if field in limits or (field == "name" and name):
+            raise RequestError(f"{place} has {field} twice; leave one out")
         if field == "name" and _NAME.fullmatch(value):
             name = value
         elif field in _LIMITS and value.isascii() and value.isdigit() and 0 < int(value) <= _MOST:

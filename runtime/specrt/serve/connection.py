@@ -6,17 +6,22 @@ httptools bounds neither the bytes of a head, nor those around a chunked body, n
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
+import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from specrt.errors import RequestError
+from specrt.serve.request_log import record_of
 from specrt.serve.sending import error_response
 
 MOST_HEAD_BYTES = 32 << 10
@@ -97,7 +102,10 @@ class LinkConnection(_Connection, WebSocketsSansIOProtocol):
         wrong = self.conn.handshake_exc
         if wrong is not None and not self.handshake_initiated:
             self.on_refusal(400)
-            self.transport.write(_refusal(400, f"this is not a WebSocket's handshake: {wrong}"))
+            why = f"this is not a WebSocket's handshake: {wrong}"
+            scope = {"type": "websocket", "path": "", "client": self.client, "headers": []}
+            self.transport.write(_refusal(400, why, scope))
+            record_of(scope).write()
             self.transport.close()
 
     async def send(self, message: Any) -> None:
@@ -136,6 +144,10 @@ class HttpConnection(_Connection, HttpToolsProtocol):
     """The connection of a client that makes requests, one after the other."""
 
     url = b""
+    _piece = b""
+    """What is being read."""
+    _goes_on = False
+    """Whether a parser is told of a head that another one has read."""
     _in_head = True
     """Whether the head of a request is next, or is being read."""
     _overhead = 0
@@ -150,8 +162,8 @@ class HttpConnection(_Connection, HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request has come, none after the last answer, or none that is taken."""
-        return self._refused or (self._in_head and not self._unanswered)
+        """Whether no request waits for an answer, though a head or the rest of a body may come."""
+        return self._refused or not self._unanswered
 
     def connection_made(self, transport: Any) -> None:
         """Begin, or refuse to where the server is full."""
@@ -167,7 +179,8 @@ class HttpConnection(_Connection, HttpToolsProtocol):
             min(idle, key=lambda one: one._since).transport.abort()
         else:
             self.on_refusal(503)
-            transport.write(_refusal(503, f"{most} connections are open, the most here; try later"))
+            why = f"{most} connections are open, the most here; try later"
+            transport.write(_refusal(503, why, self._refused_scope()))
             transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -177,10 +190,33 @@ class HttpConnection(_Connection, HttpToolsProtocol):
                 return
             if self.transport.get_protocol() is not self:
                 return  # a WebSocket's client sends nothing before it is answered
-            piece = data[at : at + _PIECE_BYTES]
-            self._overhead += len(piece)
-            super().data_received(piece)
+            self._piece = data[at : at + _PIECE_BYTES]
+            self._overhead += len(self._piece)
+            super().data_received(self._piece)
             self._check()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Read on as if nothing had been asked for (RFC 9110, 7.8), as `Upgrade: h2c` does.
+
+        The parser takes no body after such a head: what comes would be another request.
+        """
+        error = sys.exc_info()[1]
+        at = error.args[0] if isinstance(error, httptools.HttpParserUpgrade) else len(self._piece)
+        rest = self._piece[at:]
+        self.parser = httptools.HttpRequestParser(self)
+        with suppress(AttributeError):  # as uvicorn has it, where httptools does
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        lengths = [
+            b"%b: %b\r\n" % header
+            for header in self.headers
+            if header[0] in (b"content-length", b"transfer-encoding")
+        ]
+        self._goes_on = True
+        super().data_received(b"".join([b"POST / HTTP/1.1\r\n", *lengths, b"\r\n"]))
+        self._goes_on = False
+        if rest and not self._refused:
+            self._piece = rest
+            super().data_received(rest)
 
     def _check(self) -> None:
         if self._overhead > MOST_HEAD_BYTES:
@@ -195,8 +231,15 @@ class HttpConnection(_Connection, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a head."""
+        if self._goes_on:
+            return
         self._since = monotonic()
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request line."""
+        if not self._goes_on:
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or what has its form after a chunked body."""
@@ -206,6 +249,8 @@ class HttpConnection(_Connection, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin a request."""
+        if self._goes_on:
+            return
         self._in_head, self._since, self._overhead, self._received = False, monotonic(), 0, 0
         before = self.cycle
         super().on_headers_complete()
@@ -224,8 +269,11 @@ class HttpConnection(_Connection, HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a body."""
-        self._in_head, self._since, self._overhead = True, monotonic(), 0
+        if self.parser.should_upgrade():
+            return  # to a WebSocket, or the body is next
         super().on_message_complete()
+        self._in_head, self._since, self._overhead = True, monotonic(), 0
+        self.url, self.headers = b"", []
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or begin it."""
@@ -249,9 +297,19 @@ class HttpConnection(_Connection, HttpToolsProtocol):
         for cycle in self._unanswered:
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
-        path = "" if self._in_head else str(self.scope.get("path", ""))
-        self.transport.write(_refusal(status, message, path))
+        scope = self._refused_scope()
+        self.transport.write(_refusal(status, message, scope))
         self.transport.write_eof()
+        if not (self._unanswered and self._unanswered[0].scope is scope):
+            record_of(scope).write()  # no application does
+
+    def _refused_scope(self) -> Scope:
+        """Return what is known of the request that is being read."""
+        if not self._in_head and "path" in self.scope:
+            return self.scope
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        known = {"client": self.client, "headers": self.headers or []}
+        return {"type": "http", "method": "", "path": path, **known}
 
     def sweep(self, now: float) -> None:
         """Drop the connection if a time is over."""
@@ -281,11 +339,15 @@ class HttpConnection(_Connection, HttpToolsProtocol):
             self.transport.close()
 
 
-def _refusal(status: int, message: str, path: str = "") -> bytes:
-    """Return an answer that ends its connection."""
+def _refusal(status: int, message: str, scope: Scope) -> bytes:
+    """Return an answer that ends its connection; the record of its request has the status."""
     kind = "service_unavailable" if status == 503 else "invalid_request_error"
-    headers = {"connection": "close"} | ({"retry-after": "1"} if status == 503 else {})
-    response = error_response({"path": path}, status, message, kind, code=status, headers=headers)
+    record = record_of(scope)
+    record.answered(status)
+    headers = {**record.headers, "connection": "close"}
+    if status == 503:
+        headers["retry-after"] = "1"
+    response = error_response(scope, status, message, kind, code=status, headers=headers)
     lines = [b"%b: %b\r\n" % header for header in response.raw_headers]
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
     return b"".join([head, *lines, b"\r\n", bytes(response.body)])

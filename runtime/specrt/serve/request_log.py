@@ -20,6 +20,8 @@ log = logging.getLogger("specrt.requests")
 
 _ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_PATH = 200
+_LONGEST_CLIENT = 64
+"""A proxy on this machine, or who looks like one, says whom it asks for."""
 
 
 class RequestFields(dict[str, Any]):
@@ -57,6 +59,7 @@ class RequestRecord:
         self._began = monotonic()
         self._used: dict[str, float] = {}
         self._reasons: list[str] = []
+        self._written = False
 
     @classmethod
     def of(cls, scope: Scope) -> RequestRecord:
@@ -65,7 +68,7 @@ class RequestRecord:
         return cls(
             scope.get("method", "WEBSOCKET"),
             scope["path"][:_LONGEST_PATH],
-            (scope.get("client") or ("",))[0],
+            (scope.get("client") or ("",))[0][:_LONGEST_CLIENT],
             headers.get(b"x-request-id", b"").decode("latin-1"),
         )
 
@@ -102,10 +105,16 @@ class RequestRecord:
             used[name] = max(used.get(name, 0.0), round(time_ms, 3))
         self._reasons.append(completion.finish_reason or "abort")
 
+    def answered(self, status: int) -> None:
+        """Take the status of the answer; the first one is what the client reads."""
+        if self.status is None:
+            self.status = status
+
     def write(self) -> None:
-        """Log it, once it is over."""
-        if log.isEnabledFor(logging.INFO):
+        """Log it, once it is over; no second time."""
+        if not self._written and log.isEnabledFor(logging.INFO):
             log.info(self._fields())
+        self._written = True
 
     def _fields(self) -> RequestFields:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -122,14 +131,17 @@ class RequestRecord:
             "finish_reasons": self._reasons,
         }
         return RequestFields(
-            {name: value for name, value in known.items() if value not in (None, [])}
+            {name: value for name, value in known.items() if value not in (None, "", [])}
         )
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """Return the record of a request, which `RequestLog` made."""
-    found = scope.get("state", {}).get("record")
-    return found if isinstance(found, RequestRecord) else RequestRecord.of(scope)
+    """Return the record of a request, and make it where it has none yet."""
+    state = scope.setdefault("state", {})
+    if not isinstance(state.get("record"), RequestRecord):
+        state["record"] = RequestRecord.of(scope)
+    found: RequestRecord = state["record"]
+    return found
 
 
 class RequestLog:
@@ -143,23 +155,22 @@ class RequestLog:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord.of(scope)
-        scope.setdefault("state", {})["record"] = record
+        record = record_of(scope)
         own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
 
         async def named(message: Message) -> None:
             kind = message["type"]
             if kind in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
-                record.status = message.get("status", 101)
+                record.answered(message.get("status", 101))
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
-            elif kind == "websocket.close" and record.status is None:
-                record.status = 403  # before it was accepted
+            elif kind == "websocket.close":
+                record.answered(403)  # before it was accepted
             await send(message)
 
         try:
             await self._app(scope, receive, named)
         except BaseException:
-            record.status = record.status or 500
+            record.answered(500)
             raise
         finally:
             record.write()
