@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from starlette.types import Scope
@@ -103,7 +103,7 @@ class LinkConnection(_Connection, WebSocketsSansIOProtocol):
         if wrong is not None and not self.handshake_initiated:
             self.on_refusal(400)
             why = f"this is not a WebSocket's handshake: {wrong}"
-            scope = {"type": "websocket", "path": "", "client": self.client, "headers": []}
+            scope: Scope = {"type": "websocket", "path": "", "client": self.client, "headers": []}
             self.transport.write(_refusal(400, why, scope))
             record_of(scope).write()
             self.transport.close()
@@ -306,7 +306,7 @@ class HttpConnection(_Connection, HttpToolsProtocol):
     def _refused_scope(self) -> Scope:
         """Return what is known of the request that is being read."""
         if not self._in_head and "path" in self.scope:
-            return self.scope
+            return cast(Scope, self.scope)
         path = self.url.partition(b"?")[0].decode("latin-1")
         known = {"client": self.client, "headers": self.headers or []}
         return {"type": "http", "method": "", "path": path, **known}

@@ -101,14 +101,13 @@ class ChatTemplate:
             return self._tool_use.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt
             )
-        given = _weight(messages, tools)
         described = None if tools is None else [*tools]
         refusals: list[RequestError] = []
         for forms in conversation_forms(messages):
             shown: list[tuple[int, int, ChatPrompt]] = []
             for number, form in enumerate(forms):
                 try:
-                    prompt = self._render(form, described, add_generation_prompt, given)
+                    prompt = self._render(form, described, add_generation_prompt)
                 except RequestError as error:
                     refusals.append(error)
                     continue
@@ -123,9 +122,8 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
-        given: int,
     ) -> ChatPrompt:
-        """Render messages that weigh so much with their tools."""
+        given = _weight(messages, tools)
         self._sandbox.budget.grant(_STEPS + _STEPS_PER_MESSAGE * len(messages) + _PASSES * given)
         most = left = MOST_OUTPUT + _COPIES * given
         pieces: list[str] = []
