@@ -106,6 +106,7 @@ def test_a_completion_that_gave_its_row_away_does_not_run(tokenizer: Tokenizer) 
                     await stream.__anext__()
                     seen = samples(told.exposition().decode())
                     states.append(tuple(seen[f"specrt_{name}"] for name in GAUGES))
+                assert admission.admitted == 12  # a server that ends waits for the paused, too
             for stream in streams:
                 await stream.aclose()
 

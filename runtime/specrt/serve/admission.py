@@ -67,7 +67,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many completions wait for a row, those that are still being read as tokens too."""
-        return max(0, self._admitted - self.running - self.paused)
+        return max(0, self.admitted - self.running - self.paused)
 
     @property
     def paused(self) -> int:
@@ -75,7 +75,8 @@ class Admission:
         return sum(not (stream.has_row or stream.waits_for_row) for stream in self.live)
 
     @property
-    def _admitted(self) -> int:
+    def admitted(self) -> int:
+        """How many completions run, wait or are paused."""
         return sum(places.held for places in self._requests)
 
     @contextmanager
@@ -86,7 +87,7 @@ class Admission:
         """
         if self.draining:
             raise OverloadError("the server is shutting down; ask another one", _MOST_WAIT_S)
-        if self._admitted and self._admitted + count > self.rows + self.max_queue:
+        if self.admitted and self.admitted + count > self.rows + self.max_queue:
             raise OverloadError(
                 f"{self.running} completions run and {self.waiting} wait, and the queue holds "
                 f"{self.max_queue}; try again later",

@@ -108,7 +108,7 @@ class HttpServer(uvicorn.Server):
             if isinstance(connection, LinkConnection):
                 connection.shutdown()
         end, admission = monotonic() + self._shutdown_delay_s, self._admission
-        while admission.running + admission.waiting or (monotonic() < end and self._signals < 2):
+        while admission.admitted or (monotonic() < end and self._signals < 2):
             await asyncio.sleep(_TICK_S)
 
     async def _cut(self) -> None:
