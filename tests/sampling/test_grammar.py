@@ -27,7 +27,7 @@ from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
 from support.schemas import NESTED, SCHEMAS, STRUCTURES, Asked
-from support.toy import TableEngine, generator, near, sentencepiece
+from support.toy import TableEngine, byte_level, generator, near, sentencepiece
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
 
@@ -277,6 +277,27 @@ def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
         plain, found = (one.generate([5, 6], params, gamma=gamma) for gamma in (0, 4))
         assert found.token_ids == plain.token_ids
         assert re.fullmatch(expression, found.text)
+
+
+@pytest.mark.parametrize("vocabulary", [byte_level, sentencepiece])
+@pytest.mark.parametrize("name", ["<s>", "</s>"])
+def test_the_name_of_a_control_token_is_text(
+    tmp_path: Path, vocabulary: Callable[[Path], Path], name: str
+) -> None:
+    """A grammar wants what it spells, and not the token, which is no text."""
+    tokenizer = Tokenizer(vocabulary(tmp_path))
+    assert tokenizer.encode(name, special=False)[0] in tokenizer.special
+    target = TableEngine(1, vocab=tokenizer.size + 7, memory=3)
+    (end,) = tokenizer.encode("</s>", special=False)
+    one = generator(target, near(target, 2, 0.8), tokenizer, eos=[end])
+    for option in (
+        {"choice": [f"a{name}b"]}, {"regex": f"a{name}b"}, {"grammar": f'start: "a" "{name}" "b"'},
+        {"json_schema": {"const": f"a{name}b"}},
+    ):  # fmt: skip
+        params = SamplingParams.of(max_tokens=80, temperature=1.0, seed=1, **option)
+        texts = [one.generate([5, 6], params, gamma=gamma).text for gamma in (0, 4)]
+        wanted = f'"a{name}b"' if "json_schema" in option else f"a{name}b"
+        assert texts == [wanted, wanted]
 
 
 # What is enforced, and what is refused

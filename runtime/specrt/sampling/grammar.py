@@ -100,18 +100,47 @@ class Grammars:
     def _reader(self) -> LLTokenizer:
         """The vocabulary as the compiler wants it: once for each bundle, it takes a while."""
         try:
-            from llguidance import LLTokenizer
+            from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
             raise RequestError(
                 "structured output needs llguidance, which is not installed here; install it with "
                 "`pip install 'specrt[structured]'`"
             ) from None
         try:
-            return LLTokenizer(self._tokenizer.to_json(), self._vocabulary, self._ends)
+            # Where tokens have no spelling of their own, the compiler says what it cannot read.
+            given = (
+                TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocabulary, self._ends[0]))
+                if self._tokenizer.spells
+                else self._tokenizer.to_json()
+            )
+            return LLTokenizer(given, self._vocabulary, self._ends)
         except ValueError as error:
             raise RequestError(
                 f"this bundle's tokenizer cannot be constrained: {one_line(str(error))}"
             ) from None
+
+
+class _Vocabulary:
+    """A tokenizer as the compiler asks for one.
+
+    Its own reader of `tokenizer.json` makes control tokens of their names in a text that a grammar
+    wants, which then has neither the text nor the structure.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, end: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = end
+        self.special_token_ids = sorted(tokenizer.special)
+        self.tokens = [
+            (tokenizer.name(i) or "").encode() if i in tokenizer.special else tokenizer.bytes_of(i)
+            for i in range(max(vocabulary, tokenizer.size))
+        ]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Return the ids of text that a grammar wants."""
+        return self._tokenizer.encode_text(text.decode())
 
 
 _ESCAPES = 'nrbtf\\"'

@@ -57,6 +57,11 @@ class Tokenizer:
         """The largest id the tokenizer knows, plus one; ids may be sparse."""
         return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
+    @property
+    def spells(self) -> bool:
+        """Whether each token stands for bytes, whatever stands beside it."""
+        return self._spelling is not None
+
     @cached_property
     def special(self) -> frozenset[int]:
         """Tokens that are no text."""
@@ -112,6 +117,17 @@ class Tokenizer:
                 "give at least one character"
             )
         return [self.bos_token_id]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of text behind other text, whatever it holds.
+
+        A name that can only be spelled as a control token is one.
+        """
+        encoder = self._encoder("")
+        try:
+            return encoder.plain(text, "middle")
+        except RequestError:
+            return [*encoding_of(self._tokenizer, text).ids]
 
     def _encoder(self, text: str) -> Encoder:
         """Return what reads a text; a template's prompt may have more control tokens."""
