@@ -41,7 +41,6 @@ from specrt.errors import (
     BundleError,
     CheckpointError,
     SpecrtError,
-    first_line,
     one_line,
 )
 from specrt.generation_config import read_generation_config
@@ -70,6 +69,7 @@ from specrt_export.inputs import (
     ModelInputs,
     begin_token,
     calibration_path,
+    chat_templates,
     check_graph,
     check_inputs,
     decoder_start,
@@ -315,30 +315,19 @@ def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     for name in COPIED_FILES:
         if (home / name).is_file():
             shutil.copyfile(home / name, folder / name)
-    named = {path.stem: _template(path) for path in checkpoint.named_templates}
+    named = chat_templates(checkpoint) if checkpoint.named_templates else {}
     if named or (home / SPECIAL_TOKENS_MAP).is_file():
         config = tokenizer_config(home)
         if named:
-            if (home / CHAT_TEMPLATE).is_file():
-                named["default"] = _template(home / CHAT_TEMPLATE)
-                (folder / CHAT_TEMPLATE).unlink()
-            elif isinstance(config.get("chat_template"), str):
-                named["default"] = config["chat_template"]
+            (folder / CHAT_TEMPLATE).unlink(missing_ok=True)
+            if isinstance(config.get("chat_template"), str):
+                named.setdefault("default", config["chat_template"])
             templates = [{"name": name, "template": text} for name, text in named.items()]
             config["chat_template"] = templates
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
     settings = generation_config(checkpoint)
     if settings and not (folder / GENERATION_CONFIG).exists():
         (folder / GENERATION_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
-
-
-def _template(path: Path) -> str:
-    try:
-        return read_file(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a chat template: {first_line(error)}; correct or remove it"
-        ) from error
 
 
 def _manifest(

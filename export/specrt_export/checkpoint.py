@@ -30,6 +30,7 @@ from specrt_export.safetensors_file import (
     check_finite,
     map_array,
     read_header,
+    same_floats,
 )
 
 
@@ -111,10 +112,10 @@ WANTED_FILES = (
 NEVER_READ = re.compile(
     r"(rotary_emb\.(original_)?inv_freq|position_ids|(attn|attention)\.(masked_)?bias"
     r"|(en|de)coder\.version|embed_positions\.(weights|_float_tensor)"
-    r"|EncDecAttention\.relative_attention_bias\.weight|[dt]2[td])$|(^|\.)mtp(_\w+)?\."
+    r"|EncDecAttention\.relative_attention_bias\.weight|[dt]2[td])$|(^|\.)mtp(_\w+)?\.|^v_head\."
 )
-"""Tensors that no model reads: what it computes itself, tables of a trimmed vocabulary, and layers
-that predict several tokens."""
+"""Tensors that no model reads: what it computes itself, tables of a trimmed vocabulary, layers that
+predict several tokens, and the head that reinforcement learning trains beside a model's own."""
 
 
 class QuantizedSource(Protocol):
@@ -161,7 +162,8 @@ class Checkpoint:
             return list(self.gguf.file.files)
         kinds = (".json", ".safetensors", ".jinja", ".bin")
         own = sorted(path for path in self.folder.iterdir() if path.suffix in kinds)
-        return [*own, *self.named_templates]
+        # Not links to what was never downloaded: whoever reads a file says that it is missing.
+        return [path for path in (*own, *self.named_templates) if path.is_file()]
 
     @property
     def named_templates(self) -> list[Path]:
@@ -466,4 +468,22 @@ def _sharded(folder: Path) -> dict[str, WeightBytes]:
                 f"{folder / INDEX} places {name} in {shard}, which does not hold it; "
                 "fetch both again, they are of different versions"
             )
-    return {name: shards[shard][name] for name, shard in index.items()}
+    return _all_of(shards)
+
+
+def _all_of(shards: Mapping[str, Mapping[str, WeightBytes]]) -> dict[str, WeightBytes]:
+    """Return every tensor of some shards, also those that their index leaves out.
+
+    transformers takes the names from the shards, too.
+    Raises: CheckpointError for a tensor that two of them hold with different values.
+    """
+    found: dict[str, WeightBytes] = {}
+    for tensors in shards.values():
+        for name, weight in tensors.items():
+            first = found.setdefault(name, weight)
+            if first is not weight and not same_floats(first, weight):
+                raise CheckpointError(
+                    f"{first.file} and {weight.file.name} both hold {name}, with different values; "
+                    "expected it in one of them: fetch the checkpoint again"
+                )
+    return found

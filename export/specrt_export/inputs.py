@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.bundle import GENERATION_CONFIG
+from specrt.bundle import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError, CheckpointError, RequestError, first_line
 from specrt.held_file import read_file
@@ -83,20 +83,8 @@ def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, st
     proposes them, and is silent once its target has one.
     Raises: CheckpointError if it is missing, unreadable, or has ids the model has no row for.
     """
-    path = checkpoint.folder / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(
-            f"{checkpoint.folder} has no tokenizer.json; write one with "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    try:
-        tokenizer = HubTokenizer.from_buffer(read_file(path))
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    # The tokenizers library raises bare Exception for whatever it cannot read.
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} is not a tokenizer ({first_line(error)}); fetch the checkpoint again"
-        ) from error
+    path, tokenizer = checkpoint.folder / TOKENIZER, _tokenizer(checkpoint)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     tokens = {index: token for token, index in vocabulary.items()}
     size = checkpoint.config.get("vocab_size")
     added = tokenizer.get_added_tokens_decoder() if drafts else {}
@@ -107,6 +95,46 @@ def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, st
             "the tokenizer belongs to another model"
         )
     return tokens
+
+
+def _tokenizer(checkpoint: Checkpoint) -> HubTokenizer:
+    """Read the tokenizer of a checkpoint.
+
+    Raises: CheckpointError if it is missing or unreadable.
+    """
+    path = checkpoint.folder / TOKENIZER
+    if not path.exists():
+        raise CheckpointError(
+            f"{checkpoint.folder} has no {TOKENIZER}; write one with "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    try:
+        return HubTokenizer.from_buffer(read_file(path))
+    # The tokenizers library raises bare Exception for whatever it cannot read.
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is not a tokenizer ({first_line(error)}); fetch the checkpoint again"
+        ) from error
+
+
+def chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the chat templates that are files of their own, by name; one for all is `default`.
+
+    Raises: CheckpointError for one that cannot be read.
+    """
+    own = checkpoint.folder / CHAT_TEMPLATE
+    files = {path.stem: path for path in checkpoint.named_templates}
+    files |= {"default": own} if own.exists() else {}
+    texts = {}
+    for name, path in files.items():
+        try:
+            texts[name] = read_file(path).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as a chat template ({first_line(error)}); correct or "
+                "remove it"
+            ) from error
+    return texts
 
 
 def _filler(token: str | None) -> bool:
@@ -388,11 +416,11 @@ def check_inputs(recipe: Recipe, inputs: list[ModelInputs], out: Path) -> None:
     Raises: CheckpointError, BuildError, ExportError.
     """
     target = inputs[0].checkpoint
-    if not (target.folder / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{target.folder} has no tokenizer.json; save the fast tokenizer there with "
-            "transformers' `save_pretrained`"
-        )
+    if model_task(inputs[0]).conditioned:  # whose sizes of vocabularies may be two
+        _tokenizer(target)
+    else:
+        read_tokens(target)
+    chat_templates(target)
     for model in (model for model in inputs[1:] if model.head is None):
         check_vocabulary(target, model.checkpoint)
     end_tokens(target)

@@ -7,9 +7,12 @@ the index names is there.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -164,22 +167,29 @@ class TraceWriter:
     def __init__(self, folder: Path, wanted: TraceIndex) -> None:
         self._folder = folder
         self.index = wanted
-        if (folder / INDEX).exists():
-            self.index = _same(folder, read_index(folder), wanted)
-        elif folder.exists() and not (folder.is_dir() and all(map(_is_left, folder.iterdir()))):
+        known = (folder / INDEX).exists() or not folder.exists()
+        if not known and not (folder.is_dir() and all(map(_is_left, folder.iterdir()))):
             raise RequestError(
                 f"{folder} is there and holds no traces; name another folder with --out"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             check_place(folder / INDEX)
+            _lock(self, folder)
             for left in folder.glob(".*.part"):  # of a process that was killed
                 left.unlink()
+        except BlockingIOError:
+            raise RequestError(
+                f"another process collects traces in {folder}; wait for it, or name another folder "
+                "with --out"
+            ) from None
         except OSError as error:
             raise RequestError(
                 f"no traces can be kept in {folder}: {error.strerror}; name another folder with "
                 "--out"
             ) from error
+        if (folder / INDEX).exists():  # read once nobody else writes there
+            self.index = _same(folder, read_index(folder), wanted)
 
     def done(self, prompts: Sequence[str]) -> int:
         """Return how many of the prompts are answered already.
@@ -212,6 +222,21 @@ class TraceWriter:
         self.index = TraceIndex(**values)
         text = json.dumps(asdict(self.index), indent=1) + "\n"
         _write(self._folder / INDEX, text.encode())
+
+
+def _lock(owner: object, folder: Path) -> None:
+    """Let no other process write to a folder as long as an object is there.
+
+    Raises: BlockingIOError where one does.
+    """
+    opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    weakref.finalize(owner, os.close, opened)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        pass
 
 
 def _same(folder: Path, there: TraceIndex, wanted: TraceIndex) -> TraceIndex:

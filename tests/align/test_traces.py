@@ -16,7 +16,15 @@ from align.conftest import ANSWER, PROMPTS, collect
 from specrt.cli.options import ProgressLine
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.traces import INDEX, RANKED, read_index, read_texts
+from specrt.traces import (
+    FORMAT,
+    INDEX,
+    RANKED,
+    TraceIndex,
+    TraceWriter,
+    read_index,
+    read_texts,
+)
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint import Checkpoint
 
@@ -56,6 +64,19 @@ def test_collecting_goes_on_where_it_stopped(
     assert contents(out) == contents(traces)
     assert collect(pair, out) == 0
     assert contents(out) == contents(traces)
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
+    out, part = tmp_path / "traces", tmp_path / "traces" / ".traces-00000.safetensors.1.part"
+    wanted = TraceIndex(FORMAT, "tokenizer", 9, 9, "bundle", "name", 0.0, 4)
+    first = TraceWriter(out, wanted)
+    part.touch()
+    with pytest.raises(RequestError, match=rf"another process collects traces in {out}; wait"):
+        TraceWriter(out, wanted)
+    assert part.exists(), "the first is writing it"
+    del first
+    assert TraceWriter(out, wanted).index == wanted
+    assert not part.exists()
 
 
 @pytest.mark.parametrize("name", ["traces-00000.safetensors", INDEX])

@@ -116,7 +116,8 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, bu
     assert hashes(built) == before
 
 
-def test_sigterm_ends_a_build_as_ctrl_c_does(small: Path, out: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_a_build_as_ctrl_c_does(small: Path, out: Path, number: signal.Signals) -> None:
     """Also two at once, which `timeout` sends."""
     program = f"{BARE}\nfrom specrt.cli import main\nmain()"
     command = [sys.executable, "-c", program, "build", str(small), "--out", str(out)]
@@ -125,10 +126,10 @@ def test_sigterm_ends_a_build_as_ctrl_c_does(small: Path, out: Path) -> None:
         while "compile" not in process.stderr.readline():
             pass
         assert len(leftovers(out)) == 1
-        process.terminate()
-        process.terminate()
+        process.send_signal(number)
+        process.send_signal(number)
         said = process.stderr.read()
-    assert process.returncode == 143
+    assert process.returncode == 128 + number
     assert said.splitlines()[-1] == "specrt: interrupted"
     assert "Traceback" not in said
     assert leftovers(out) == []
@@ -420,6 +421,12 @@ def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     data["added_tokens"].append({**data["added_tokens"][0], "id": 8192, "content": "<|one|>"})
     path.write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="token ids up to 8192, and the model scores 8192"):
-        build(draftless, out)
-    assert leftovers(out) == []
+    stages: list[str] = []
+    with pytest.raises(
+        CheckpointError, match=r"token id 8192 .*, but the model has vocab_size 8192"
+    ):
+        build(draftless, out, lambda stage, done: stages.append(stage))
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"target/tokenizer\.json is not a tokenizer"):
+        build(draftless, out, lambda stage, done: stages.append(stage))
+    assert (stages, leftovers(out)) == ([], [])

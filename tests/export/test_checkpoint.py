@@ -60,6 +60,22 @@ def test_shards_are_gathered_through_links(folder: Path, tmp_path_factory: Any) 
     assert {name: weight.file.name for name, weight in weights.items()} == index
 
 
+def test_what_shards_hold_counts_whatever_their_index_names(folder: Path) -> None:
+    """So transformers reads them; a tensor of one value may be in two."""
+    for number, entry in enumerate((("F32", [4], 16), ("F32", [4], 16), ("F32", [2], 8))):
+        write_shard(folder / f"{number}.safetensors", {"both": entry, f"own.{number}": entry})
+    for last in (1, 2):
+        names = {f"own.{number}": f"{number}.safetensors" for number in range(last)}
+        text = json.dumps({"weight_map": {**names, "both": f"{last}.safetensors"}})
+        (folder / INDEX).write_text(text)
+        if last == 1:
+            assert set(Checkpoint.open(folder).weights) == {"both", "own.0", "own.1"}
+    with pytest.raises(
+        CheckpointError, match=r"0\.safet.* and 2\.safetensors both hold both, with"
+    ):
+        Checkpoint.open(folder)
+
+
 WHOLE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 INDEX = "model.safetensors.index.json"
 DAMAGED: dict[str, tuple[dict[str, Any], str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from specrt_export.inputs import (
     MOST_FITTED,
     PIECE,
     begin_token,
+    chat_templates,
     check_vocabulary,
     end_tokens,
     find_inputs,
@@ -83,6 +85,22 @@ def test_a_tokenizer_that_is_no_tokenizer_of_the_model_is_named(tmp_path: Path) 
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is not a tokenizer"):
         read_tokens(Checkpoint(tmp_path, {}, {}))
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/rag.jinja"])
+def test_a_chat_template_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    """Also a pipe, which is not waited for."""
+    path, one = tmp_path / name, Checkpoint(tmp_path, {}, {})
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{{ żółw }}", encoding="utf-8")
+    assert chat_templates(one) == {path.stem.replace("chat_template", "default"): "{{ żółw }}"}
+    path.write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read as a chat .* position 0"):
+        chat_templates(one)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read .*pipe, not a file"):
+        chat_templates(one)
 
 
 def configured(folder: Path, settings: object, **config: Any) -> Checkpoint:

@@ -21,7 +21,7 @@ from specrt.errors import CheckpointError, ExportError
 from specrt_export.check.equivalence import check_parity
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.inputs import decoder_start, generation_config, shares_encoder
-from specrt_export.portable.attachment import attach_graph
+from specrt_export.portable.attachment import attach_graph, check_weights
 from specrt_export.portable.exporter import check_support
 from specrt_export.portable.graph import PARTS, facts_of, part_path, source_of
 from specrt_export.task import SPEECH, TEXT_GENERATION, TEXT_TO_TEXT, ModelTask, normalized, task_of
@@ -124,6 +124,7 @@ def test_graphs_are_valid_and_weights_are_the_checkpoints_own(
                 )  # fmt: skip
             elif not tensor.name.endswith(("embed_positions.weight", "embed_positions.weights")):
                 assert len(tensor.raw_data) <= 8 * 257, tensor.name
+    assert check_weights(one.graph, one.checkpoint) == one.geometry
     zeros = {"final_logits_bias"} if name in ("bart", "mbart") else set()
     assert used == one.checkpoint.weights.keys() - zeros
 

@@ -22,11 +22,11 @@ from specrt.errors import CheckpointError, ExportError
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import check_parity
 from specrt_export.checkpoint import Checkpoint
-from specrt_export.portable.attachment import attach_graph, check_weights
+from specrt_export.portable.attachment import attach, attach_graph, check_weights
 from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import facts_of
-from specrt_export.safetensors_file import map_array
+from specrt_export.portable.graph import OPTIONAL, facts_of
+from specrt_export.safetensors_file import map_array, read_header
 from support.quantized_folders import container
 
 pytestmark = pytest.mark.export
@@ -221,6 +221,7 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
         {"lm_head.bias": SIX},
         r"lm_head\.bias, .* config\.json reads; correct config\.json",
     ),
+    "a name without a module": ({"weight": SIX}, "holds weight, which no"),
     "both names": ({"h.0.ln_1.weight": SIX}, r"h\.0\.ln_1\.weight"),
     "no bias": ({f"{LAYER}.ln_1.bias": None}, r"holds no weight transformer\.h\.0\.ln_1\.bias"),
 }
@@ -241,15 +242,34 @@ def test_tensors_that_change_nothing_may_be_there(exported: Zoo, tmp_path: Path)
     """Masks of old checkpoints, zeros that some quantizers write as biases, further predictors."""
     names = (
         f"{LAYER}.attn.bias", f"{LAYER}.attn.masked_bias", "rotary_emb.inv_freq", "mtp.fc.weight",
-        "model.position_ids", "model.layers.3.mlp.up_proj.weight",
+        "model.position_ids", "model.layers.3.mlp.up_proj.weight", "v_head.summary.weight",
     )  # fmt: skip
-    tensors = {**dict.fromkeys(names, SIX), "lm_head.bias": 0 * SIX}
+    tensors = {**dict.fromkeys(names, SIX), "lm_head.bias": 0 * SIX, "final_logits_bias": 0 * SIX}
     changed = rewritten(
         exported("gpt2").checkpoint, tmp_path / "model", tensors,
         num_hidden_layers=2, num_nextn_predict_layers=2,
     )  # fmt: skip
     graph = attach_graph(exported("gpt2" + BARE).graph, changed, tmp_path / "g.onnx").path
     assert check_weights(graph, changed).layers == 2
+
+
+@pytest.mark.parametrize(("operator", "read"), [("Mul", True), ("Add", False)])
+def test_zeros_in_place_of_what_a_checkpoint_may_leave_out_count(
+    operator: str, read: bool, tmp_path: Path
+) -> None:
+    """A scale of 1 that a checkpoint holds as 0; a bias of zeros is taken out."""
+    (tmp_path / "model.safetensors").write_bytes(container({"scale": ("F32", 0 * SIX)}))
+    stored = read_header(tmp_path / "model.safetensors")
+    node = onnx.helper.make_node(operator, ["x", "scale"], ["y"])
+    inner = onnx.helper.make_node("Identity", ["input"], ["x"])
+    default = onnx.numpy_helper.from_array(SIX, "scale")
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([inner, node], "small", [], [], [default])
+    )
+    onnx.helper.set_model_props(model, {OPTIONAL: '["scale"]'})
+    attach(model, Checkpoint(tmp_path, {}, stored))
+    assert [tensor.name for tensor in external_tensors(model)] == ["scale"] * read
+    assert [node.op_type for node in model.graph.node] == ["Identity", *[operator] * read]
 
 
 LLAMA, LAYERS = {"model_type": "llama"}, ["full_attention", "linear_attention"]

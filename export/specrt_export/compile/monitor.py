@@ -156,7 +156,7 @@ def monitor(module: Any, watch: Watch) -> Any:
 def interruptible(watch: Watch) -> Iterator[None]:
     """Let Ctrl-C stop a build at the end of a step; a second one ends the process at once.
 
-    So does SIGTERM where it has a handler, which is called once the build has stopped.
+    So do SIGTERM and SIGHUP where they have handlers, which are called once the build has stopped.
     Python runs the handler at the library's next message or step: it builds without the GIL. In a
     thread that is not the main one signals cannot be handled, and none are.
     """
@@ -172,17 +172,17 @@ def interruptible(watch: Watch) -> Iterator[None]:
         came.add(number)
         watch.interrupt()
 
-    ends = callable(signal.getsignal(signal.SIGTERM))
-    caught = (signal.SIGINT, signal.SIGTERM) if ends else (signal.SIGINT,)
-    before = {number: signal.signal(number, stop) for number in caught}
+    handled = [s for s in (signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(s))]
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, *handled)}
     try:
         yield
     finally:
         for number, handler in before.items():
             # None: a handler that was not set from Python cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if signal.SIGTERM in came:
-            signal.raise_signal(signal.SIGTERM)
+        for number in handled:
+            if number in came:
+                signal.raise_signal(number)
 
 
 _KERNEL = re.compile(

@@ -200,7 +200,8 @@ def _settle_optional(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     for tensor in [t for t in model.graph.initializer if t.name in optional]:
         stored = _stored(checkpoint, tensor.name)
         values = numpy_helper.to_array(tensor) if stored is None else map_array(stored)
-        if not values.any():
+        readers = {node.op_type for node in model.graph.node if tensor.name in node.input}
+        if readers == {"Add"} and not values.any():
             _bypass(model.graph, tensor)
         elif stored is not None:
             tensor.ClearField("raw_data")
@@ -210,15 +211,13 @@ def _settle_optional(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
 
 def _bypass(graph: onnx.GraphProto, zeros: TensorProto) -> None:
     """Take out what adds zeros: x ── Add(zeros) ── y becomes x ── y, under the name of y."""
-    adds = [n for n in graph.node if n.op_type == "Add" and zeros.name in n.input]
-    for add in adds:
+    for add in [node for node in graph.node if zeros.name in node.input]:
         (left,) = (name for name in add.input if name != zeros.name)
         graph.node.remove(add)
         for node in graph.node:
             for names in (node.input, node.output):
                 names[:] = [add.output[0] if name == left else name for name in names]
-    if not any(zeros.name in node.input for node in graph.node):
-        graph.initializer.remove(zeros)
+    graph.initializer.remove(zeros)
 
 
 def check_weights(graph: Path, checkpoint: Checkpoint) -> Geometry:
@@ -320,8 +319,10 @@ def _place(tensor: TensorProto, facts: Mapping[str, str]) -> None:
 
 
 def _stored_name(checkpoint: Checkpoint, name: str) -> str:
-    # Checkpoints saved from a model without its head lack the first part of each name.
-    return name if name in checkpoint.weights else name.partition(".")[2]
+    # Checkpoints saved from a model without its head lack the first part of each name. That of a
+    # head is its whole module: without it any tensor `weight` would be taken for the head's.
+    short = name.partition(".")[2]
+    return short if "." in short and name not in checkpoint.weights else name
 
 
 def _stored(checkpoint: Checkpoint, name: str) -> WeightBytes | None:

@@ -49,8 +49,11 @@ COMMANDS = {
 }
 """Verbs in the order a user meets them."""
 
-INTERRUPTED, CUT_OFF, TERMINATED = 130, 141, 143
-"""What a shell says of a program that SIGINT, SIGPIPE or SIGTERM ended."""
+INTERRUPTED, CUT_OFF = 130, 141
+"""What a shell says of a program that SIGINT or SIGPIPE ended: 128 and the number."""
+
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+"""What else ends a program: whoever runs it, and its terminal when that is closed."""
 
 
 class Verbs(click.Group):
@@ -94,8 +97,9 @@ def specrt() -> None:
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 2."""
     _fill_streams()
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        _end_on_sigterm()
+    for number in ENDS:  # `nohup` ignores one
+        if signal.getsignal(number) == signal.SIG_DFL:
+            _end_on(number)
     # The process is ours: no log lines of a library.
     sys.meta_path.insert(0, SilentImport())
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
@@ -114,20 +118,24 @@ def main() -> None:
 
 
 class Terminated(SystemExit):
-    """SIGTERM came."""
+    """One of `ENDS` came."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
 
 
-def _end_on_sigterm() -> None:
-    """Let SIGTERM end what runs as Ctrl-C does, so that nothing half-made is left."""
+def _end_on(number: int) -> None:
+    """Let a signal end what runs as Ctrl-C does, so that nothing half-made is left."""
     last = -math.inf
 
     def end(*_: Any) -> None:
         nonlocal last
         before, last = last, time.monotonic()
         if last - before > 1:  # `timeout` sends two at once
-            raise Terminated(TERMINATED)
+            raise Terminated(number)
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(number, end)
 
 
 def run(args: list[str], *, owns_process: bool = False) -> int:
@@ -149,8 +157,8 @@ def run(args: list[str], *, owns_process: bool = False) -> int:
         return _fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except Terminated:
-        return _fail("interrupted", TERMINATED)
+    except Terminated as end:
+        return _fail("interrupted", end.status)
     except BrokenPipeError:
         _discard_output()  # the reader is gone
         return CUT_OFF
