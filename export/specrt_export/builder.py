@@ -36,13 +36,7 @@ from specrt.bundle import (
 )
 from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Source
-from specrt.errors import (
-    BuildError,
-    BundleError,
-    CheckpointError,
-    SpecrtError,
-    one_line,
-)
+from specrt.errors import BuildError, BundleError, CheckpointError, SpecrtError, one_line
 from specrt.generation_config import read_generation_config
 from specrt.held_file import read_file
 from specrt.params import AUTO

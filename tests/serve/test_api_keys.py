@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -20,7 +22,7 @@ from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
 from specrt.remote.link import LinkError, LinkOptions, LinkPool
 from specrt.remote.remote_target import remote_generator
-from specrt.serve import api_keys
+from specrt.serve import ServerOptions, api_keys
 from specrt.serve.api_keys import ApiKeys, KeyLimits, TokenBucket
 from specrt.serve.verify_sessions import VerifyLimits
 from specrt.text.tokenizer import Tokenizer
@@ -166,7 +168,26 @@ def test_a_budget_fills_evenly_and_owes(monkeypatch: pytest.MonkeyPatch) -> None
     now[0] += 10**6
     bucket.take(60)
     assert bucket.wait_s() == 1
-    assert TokenBucket(None).wait_s() == 0
+    bucket.take(9)
+    bucket.change(120)  # of which 69 are used
+    assert bucket.wait_s() == 0
+    bucket.change(60)
+    assert bucket.wait_s() == 10
+    unbound = TokenBucket(None)
+    unbound.take(10**6)
+    assert unbound.wait_s() == 0
+    unbound.change(60)  # nothing was owed
+    assert unbound.wait_s() == 0
+
+
+def test_keys_may_come_by_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_text, args=("k name=a\n",))
+    writer.start()
+    options = ServerOptions(api_key_file=pipe)
+    writer.join(20)
+    assert [key.name for key in options.keys] == ["a"]
 
 
 def test_a_file_is_read_again_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

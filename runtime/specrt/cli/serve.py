@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -160,30 +159,27 @@ def command(
     from specrt.serve import ServerOptions, VerifyLimits, app
 
     own = os.environ.get(API_KEY, "").strip()
-    options = ServerOptions(
-        name=name,
-        aliases=alias,
-        api_keys=(own,) if own else (),
-        api_key_file=api_key_file,
-        share_prefixes=share_prefixes,
-        allow_origins=allow_origin,
-        allow_hosts=allow_host,
-        max_queue=max_queue,
-        metrics_prefix=metrics_prefix,
-        chat_template=chat_template,
-        verify=VerifyLimits() if verify else None,
-        threads=threads,
-        owns_process=owns_process,
-    )
+    is_open = not own and api_key_file is None
     with ExitStack() as sockets:
-        listeners = [sockets.enter_context(_listening(host, port))]
-        if metrics_port is not None:
-            listeners.append(sockets.enter_context(_listening(host, metrics_port)))
-            options = replace(options, metrics_port=_port(listeners[1]))
+        ports = [port] if metrics_port is None else [port, metrics_port]
+        listeners = [sockets.enter_context(_listening(host, one)) for one in ports]
         loopback = ip_address(listeners[0].getsockname()[0]).is_loopback
-        is_open = not options.keys()
-        if not allow_host and not (loopback and is_open):
-            options = replace(options, allow_hosts=("*",))
+        options = ServerOptions(
+            name=name,
+            aliases=alias,
+            api_keys=(own,) if own else (),
+            api_key_file=api_key_file,
+            share_prefixes=share_prefixes,
+            metrics_port=None if metrics_port is None else _port(listeners[1]),
+            allow_origins=allow_origin,
+            allow_hosts=allow_host or (() if loopback and is_open else ("*",)),
+            max_queue=max_queue,
+            metrics_prefix=metrics_prefix,
+            chat_template=chat_template,
+            verify=VerifyLimits() if verify else None,
+            threads=threads,
+            owns_process=owns_process,
+        )
         if is_open and not loopback:
             print(
                 f"warning: everybody who reaches {host} can use the server; --api-key-file or "

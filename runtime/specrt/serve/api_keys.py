@@ -51,6 +51,12 @@ class TokenBucket:
         self._left = float(per_minute or 0)
         self._at = monotonic()
 
+    def change(self, per_minute: int | None) -> None:
+        """Allow more or less in a minute; what was used stays used."""
+        self._fill()
+        used = 0.0 if self.per_minute is None else self.per_minute - self._left
+        self.per_minute, self._left = per_minute, (per_minute or 0) - used
+
     def take(self, count: int) -> None:
         """Use some of it, more than there is too."""
         self._fill()
@@ -82,17 +88,15 @@ class ApiKey:
         self.counts = dict.fromkeys(KEY_COUNTERS, 0)
         self._running = 0
         self.limits = limits
-
-    @property
-    def limits(self) -> KeyLimits:
         """What it may use."""
-        return self._limits
-
-    @limits.setter
-    def limits(self, limits: KeyLimits) -> None:
-        self._limits = limits
         self._requests = TokenBucket(limits.requests_per_minute)
         self._tokens = TokenBucket(limits.tokens_per_minute)
+
+    def change(self, limits: KeyLimits) -> None:
+        """Set other limits; what was used stays used."""
+        self.limits = limits
+        self._requests.change(limits.requests_per_minute)
+        self._tokens.change(limits.tokens_per_minute)
 
     @contextmanager
     def admit(self, count: int) -> Iterator[None]:
@@ -188,8 +192,7 @@ class ApiKeys:
         for client, key in self._clients.items():
             key.revoked = client not in clients
         for client, key in clients.items():
-            if key.limits != limits[client]:
-                key.limits = limits[client]
+            key.change(limits[client])
         self._by_secret, self._clients = by_secret, clients
 
     def _new(self, name: str, client: str, limits: KeyLimits) -> ApiKey:

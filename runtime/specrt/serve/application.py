@@ -7,6 +7,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from reprlib import repr as short
@@ -107,7 +108,7 @@ class ServerOptions:
         """Check ranges."""
         if self.max_queue < 0:
             raise RequestError(f"max_queue is {self.max_queue}; expected 0 or more")
-        self.keys()
+        _ = self.keys
         if any(not alias.strip() for alias in self.aliases):
             raise RequestError("an alias is empty; leave it out, or give a name")
         for origin in self.allow_origins:
@@ -123,8 +124,9 @@ class ServerOptions:
                     "without scheme and port, or '*'"
                 )
 
+    @cached_property
     def keys(self) -> ApiKeys:
-        """Return the keys, read from their file now.
+        """The keys; their file, which may be a pipe, is read once.
 
         Raises: RequestError.
         """
@@ -194,7 +196,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
     )
     made.openapi = lambda: openapi_document(made)  # type: ignore[method-assign]
     made.state.service = service
-    made.state.keys = service.metrics.keys = keys = options.keys()
+    made.state.keys = service.metrics.keys = keys = options.keys
     _add_errors(made, service)
     for routes in (
         status_routes, model_routes, completion_routes, responses_routes, messages_routes,
