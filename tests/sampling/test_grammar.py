@@ -73,11 +73,11 @@ def test_a_mask_behind_any_path_is_that_of_a_fresh_matcher(
         for _ in range(data.draw(st.integers(0, 4))):
             path = list[int]()
             for _ in range(data.draw(st.integers(0, 5))):
-                ways = allowed(processor(grammars, *text, *path, **asked.option))
+                ways = allowed(processor(grammars, *text, **asked.option), *path)
                 stray = st.integers(0, VOCABULARY - 1)
                 path.append(data.draw(st.one_of(st.sampled_from(ways), stray)))
-            fresh = processor(grammars, *text, *path, **asked.option)
-            assert allowed(made, *path) == allowed(fresh)
+            fresh = processor(grammars, *text, **asked.option)
+            assert allowed(made, *path) == allowed(fresh, *path)
         ways = [t for t in allowed(made) if t != EOS]
         if not ways:
             break
@@ -92,10 +92,9 @@ BEHIND: list[tuple[dict[str, Any], tuple[int, ...], list[int]]] = [
     ({"regex": "ab?"}, (), [A]),
     ({"regex": "ab?"}, (A,), [B, EOS]),
     ({"regex": "ab?"}, (A, B), [EOS]),
-    # Behind the end, and outside the grammar, nothing is ruled out.
+    # Behind the end, and on a drafted path outside the grammar, nothing is ruled out.
     ({"regex": "ab?"}, (A, EOS), EVERYTHING),
     ({"regex": "ab?"}, (A, B, EOS, A), EVERYTHING),
-    ({"regex": "ab?"}, (C, A), EVERYTHING),
     # The model scores more ids than the tokenizer has, and special tokens are no text.
     ({"regex": "[\\x00-\\x7f]*"}, (), [*range(128), *range(256, 261), EOS]),
     # Special tokens among the stops end where the end may come.
@@ -116,6 +115,19 @@ def test_what_may_follow(
     made = processor(grammars, *path, **option)
     assert allowed(made) == ways
     assert ways != EVERYTHING or not made.forced()
+
+
+def test_a_text_that_leaves_its_grammar_fails_and_a_drafted_path_does_not(
+    grammars: Grammars,
+) -> None:
+    made = processor(grammars, regex="ab?")
+    assert allowed(made, C) == allowed(made, A, C) == allowed(made, A, B, A) == EVERYTHING
+    assert allowed(made) == [A]
+    for text, wrong in (([C], C), ([A, C], C), ([A, A, EOS], A), ([A, B, C, A], C)):
+        with pytest.raises(RequestError, match=f"constraint at token {wrong}"):
+            processor(grammars, *text, regex="ab?")
+    made.commit([A, EOS, C])
+    assert allowed(made) == EVERYTHING
 
 
 def test_what_must_come_is_told(grammars: Grammars) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from itertools import takewhile
 from time import thread_time_ns
 from typing import TYPE_CHECKING
 
@@ -241,12 +242,22 @@ class GrammarProcessor:
         self._spent_ns = 0
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens that are part of the text now; the first ones are the prompt."""
+        """Go on behind tokens that are part of the text now; the first ones are the prompt.
+
+        Raises: RequestError for a token that the grammar refuses: all after it would be free.
+        """
         if not self._begun or self._over:
             self._begun = True
             return
         began_ns = thread_time_ns()
-        self._over = not self._follow(tokens)
+        within = [*takewhile(lambda token: token not in self._ends, tokens)]
+        if not self._follow(within):
+            raise RequestError(
+                f"the text left its constraint at token {tokens[len(self._ahead)]}, after "
+                f"{len(self._text) + len(self._ahead)} that it admits; write the constraint in "
+                "another way, and report it"
+            )
+        self._over = len(within) < len(tokens)
         self._spent_ns += thread_time_ns() - began_ns
         self._text += tokens
         self._ahead.clear()
