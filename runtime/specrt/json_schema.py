@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from itertools import combinations
 from reprlib import repr as short
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin
@@ -361,10 +362,14 @@ def compiler_form(schema: Any) -> Any:
     its own pattern has four digits and the days of each month.
     """
     schema = rooted(schema)
-    for part in schema_parts(schema):
+    parts = schema_parts(schema)
+    places = {_pointer(part.path): part.schema for part in parts}
+    for part in parts:
         own: dict[str, Any] = part.schema  # type: ignore[assignment]
         for word in own.keys() - ENFORCED:
             del own[word]
+        if "anyOf" not in own and _told_apart(own.get("oneOf"), places):
+            own["anyOf"] = own.pop("oneOf")
         if not isinstance(own.get("items"), list):
             own.pop("additionalItems", None)
         _bound_integers(own)
@@ -376,6 +381,77 @@ def compiler_form(schema: Any) -> Any:
         if own.get("format") in ("date", "date-time") and isinstance(own.get("allOf", []), list):
             own["allOf"] = [*own.get("allOf", ()), {"pattern": _REAL_DATE}]
     return schema
+
+
+_MOST_ALTERNATIVES = 64
+"""Each is told from each other one."""
+
+Places = Mapping[str, Mapping[str, Any]]
+"""Schemas by the references to them."""
+
+
+def _told_apart(alternatives: Any, places: Places) -> bool:
+    """Tell whether no value is of two alternatives; the compiler does not look through references.
+
+    As far as types tell, values, and what a required property may be.
+    """
+    if not isinstance(alternatives, list) or not 1 < len(alternatives) <= _MOST_ALTERNATIVES:
+        return False
+    found = [_looked_up(one, places) for one in alternatives]
+    return all(_apart(one, other, places) for one, other in combinations(found, 2))
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any], places: Places) -> bool:
+    first, second = _own_values(one), _own_values(other)
+    if first is not None and second is not None:
+        return first.isdisjoint(second)
+    kinds, others = _kinds(one), _kinds(other)
+    if not kinds & others:
+        return True
+    if not kinds == others == {"object"}:
+        return False
+    for name in _named(one) & _named(other):
+        inner = (_looked_up(each["properties"][name], places) for each in (one, other))
+        first, second = map(_own_values, inner)
+        if first is not None and second is not None and first.isdisjoint(second):
+            return True
+    return False
+
+
+def _looked_up(schema: Any, places: Places) -> Mapping[str, Any]:
+    """Return what a schema says, and what it refers to says besides."""
+    found = schema if isinstance(schema, Mapping) else {}
+    for _ in range(_MOST_ALTERNATIVES):
+        if not isinstance(found.get("$ref"), str):
+            break
+        rest = {word: found[word] for word in found.keys() - {"$ref"}}
+        found = {**rest, **places.get(found["$ref"], {})}
+    return found
+
+
+def _own_values(schema: Mapping[str, Any]) -> set[tuple[bool, Any]] | None:
+    """Return the values that a schema lists; None where any is more than a name, or none are."""
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(listed, list) or not all(isinstance(v, str | int | None) for v in listed):
+        return None
+    return {(isinstance(value, bool), value) for value in listed}
+
+
+_KINDS = frozenset(("null", "boolean", "number", "string", "array", "object"))
+
+
+def _kinds(schema: Mapping[str, Any]) -> frozenset[str]:
+    kinds = schema.get("type", [*_KINDS])
+    named = kinds if isinstance(kinds, list) else [kinds]
+    return frozenset("number" if kind == "integer" else kind for kind in named)
+
+
+def _named(schema: Mapping[str, Any]) -> set[str]:
+    """Return the properties that an object must have, and whose schemas are known."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return set()
+    return {name for name in required if name in properties}
 
 
 _MOST_INTEGER = (1 << 63) - 1024

@@ -318,6 +318,18 @@ def test_the_name_of_a_control_token_is_text(
 OBJECT = {"type": "object"}
 NULL = {"type": "null"}
 LOOP = {**OBJECT, "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+SHAPES: dict[str, Any] = {
+    "cat": {**OBJECT, "properties": {"is": {"const": "cat"}}, "required": ["is"],
+            "additionalProperties": False},
+    "dog": {**OBJECT, "required": ["is"], "additionalProperties": False,
+            "properties": {"is": {"$ref": "#/$defs/kind"}, "age": {"$ref": "#/$defs/age"}}},
+    "perhaps": {**OBJECT, "properties": {"is": {"const": "cat"}}, "additionalProperties": False},
+    "kind": {"type": "string", "enum": ["dog", "wolf"]},
+    "age": {"type": "integer"},
+    "number": {"type": "number"},
+    "any": {"title": "anything"},
+    "loop": {"$ref": "#/$defs/loop"},
+}  # fmt: skip
 ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     (True, ["1", '{"a": [null, "x"]}', "[]", '"é😀"'], ["{", "01", "nul", "[1,]"]),
     ({"type": ["integer", "null"]}, ["3", "null"], ['"a"', "3.5", "1e2"]),
@@ -339,6 +351,11 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({**OBJECT, "minProperties": 1, "maxProperties": 1}, ['{"a":1}'], ["{}", '{"a":1,"b":1}']),
     ({**OBJECT, "minProperties": 2, "required": ["a"]}, ['{"a":1,"b":1}'], ['{"a":1,"a":1}']),
     ({"oneOf": [NULL, {"const": 3}]}, ["null", "3"], ["4"]),
+    ({"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}, NULL], "$defs": SHAPES},
+     ['{"is":"cat"}', '{"is":"dog","age":3}', '{"is":"wolf"}', "null"],
+     ['{"is":"cow"}', '{"is":"cat","age":3}', "{}", "3"]),
+    ({"oneOf": [{"$ref": "#/$defs/kind"}, {"$ref": "#/$defs/age"}], "$defs": SHAPES},
+     ['"dog"', "7"], ['"cat"', "null"]),
     ({"allOf": [{"type": "integer"}, {"minimum": 8}]}, ["9"], ["7", '"a"']),
     ({"$ref": "#/definitions/x", "minimum": 8, "definitions": {"x": {"type": "integer"}}},
      ["9"], ["7", '"a"']),
@@ -503,6 +520,10 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
      "40 expressions (pattern, format) that may meet through allOf"),
     ({"multipleOf": 999983}, "multipleOf 999983.0: remainders to tell apart beyond 20000"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "write anyOf where alternatives may"),
+    *(({"oneOf": [{"$ref": f"#/$defs/{one}"}, {"$ref": f"#/$defs/{other}"}], "$defs": SHAPES},
+       "write anyOf where alternatives may")
+      for one, other in (("cat", "cat"), ("cat", "any"), ("any", "kind"), ("age", "number"),
+                         ("dog", "perhaps"), ("loop", "cat"))),
     ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
     ({"allOf": [{"anyOf": [{"required": [f"{a}{i}"]} for a in "ab"]} for i in range(14)]},
      "too large"),
