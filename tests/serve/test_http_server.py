@@ -87,13 +87,14 @@ def served(
     limits: ConnectionLimits = PATIENT,
     delay_s: float = 0,
     send_bytes: int = 0,
+    **options: Any,
 ) -> Iterator[Served]:
     service = Service(rows(packed, 1, tokenizer), "toy", template=ChatTemplate(TEMPLATE, {}))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if send_bytes:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
         server = HttpServer(
-            application(service, ServerOptions(verify=VerifyLimits())),
+            application(service, ServerOptions(verify=VerifyLimits(), **options)),
             drain_s=30, shutdown_delay_s=delay_s, limits=limits,
         )  # fmt: skip
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -191,6 +192,8 @@ FEW = b"a" * 9000
         (400, LINK + b"Content-Length: 2\r\n\r\n{}"),
         (431, LINK + b"X: " + BIG + b"\r\n\r\n"),
         (403, LINK + b"Origin: https://evil.example\r\n\r\n"),
+        (404, LINK.replace(PATH.encode(), b"/nowhere") + b"\r\n"),
+        (400, LINK.replace(b"Sec-WebSocket-Key", b"X-Key") + b"\r\n"),
         (400, LINK + b"Host: y\r\n\r\n"),
     ],
 )
@@ -422,6 +425,29 @@ def test_a_client_that_reads_nothing_is_dropped(tokenizer: Tokenizer) -> None:
         told = rest(client)
         assert b"200 OK" in told
         assert b"[DONE]" not in told
+
+
+def test_a_client_that_reads_nothing_makes_room(tokenizer: Tokenizer) -> None:
+    body = json.dumps({**LONG, "n": 60, "logprobs": 5, "stream": True}).encode()
+    limits = replace(PATIENT, connections=1)
+    with served(tokenizer, limits, send_bytes=4096) as made, reader_of_nothing(made) as client:
+        client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: made.service.admission.live)
+        assert status(made.told(GET + LAST + b"\r\n")) == 503
+        until(lambda: status(made.told(GET + LAST + b"\r\n")) == 200)
+        until(lambda: not made.service.admission.live)
+        assert b"[DONE]" not in rest(client)
+
+
+def test_the_name_in_an_absolute_target_is_the_one_that_counts(tokenizer: Tokenizer) -> None:
+    with served(tokenizer, allow_hosts=()) as made:
+        for target, wanted in (
+            (b"http://localhost:1/health", 200), (b"HTTP://evil.example/health", 403),
+            (b"http://localhost@evil.example/health", 403), (b"http://x:y@localhost/health", 403),
+            (b"/http://evil.example", 404),
+        ):  # fmt: skip
+            head = b"GET %b HTTP/1.1\r\nHost: localhost\r\n" % target
+            assert status(made.told(head + LAST + b"\r\n")) == wanted, target
 
 
 def test_answers_to_pings_do_not_pile_up(tokenizer: Tokenizer) -> None:

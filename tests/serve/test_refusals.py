@@ -19,7 +19,11 @@ from support.rows import packed
 from support.toy import TableEngine, generator
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+LIMITS = {RESPONSES: "max_output_tokens", **dict.fromkeys((CHAT, TEXT, MESSAGES), "max_tokens")}
 HELLO = [{"role": "user", "content": "hello"}]
+ANY: dict[str, Any] = {"messages": HELLO, "max_tokens": 1}
+JSON = {"Content-Type": "application/json"}
 DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 
 
@@ -79,6 +83,18 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
         (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tools"),
         (CHAT, {"messages": HELLO, "functions": [{"name": "f"}]}, "use tools"),
         (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0]"),
+        (RESPONSES, {"input": "x", "tools": [{"type": "function"}]}, "has no name"),
+        (RESPONSES, {"input": "x", "tool_choice": {"type": "function"}}, '"name": ...'),
+        (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format has"),
+        (RESPONSES, {"input": [{"role": "user", "content": 5}]}, "input[0].content is 5"),
+        (
+            RESPONSES,
+            {"input": [{"type": "function_call_output", "output": 5}]},
+            "input[0].output is 5",
+        ),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": 5}]}, "no messages"),
+        (MESSAGES, {**ANY, "tools": [{"input_schema": {}}]}, "has no name"),
+        (MESSAGES, {**ANY, "output_config": {"format": {}}}, "output_config.format.type"),
         ("/tokenize", {}, "give prompt"),
         ("/detokenize", {"tokens": [10**6]}, "1000000"),
     ],
@@ -86,6 +102,54 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], named: str) -> None:
     assert named in toy.refusal(path, 400, **body)
     assert named in toy.refusal(path, 400, **body, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "expected"),
+    [
+        (TEXT, {"prompt": "x", "stop": 5}, "stop", "text or a list"),
+        (TEXT, {"prompt": "x", "stop": [5]}, "stop.0", "text"),
+        (TEXT, {"prompt": "x", "gamma": "x"}, "gamma", "whole number or 'auto'"),
+        (TEXT, {"prompt": "x", "n": 0}, "n", "1 or more"),
+        (CHAT, {"messages": HELLO, "tool_choice": 5}, "tool_choice", "text or an object"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "text or a"),
+        (CHAT, {"messages": [{"role": "user", "content": [{}, 5]}]}, "messages.0.content.1", "obj"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "missing"),
+        (CHAT, {"messages": HELLO, "seed": None, "n": "\ud800"}, "n", "text"),
+        (RESPONSES, {"input": []}, "input", "text or a list that is not empty"),
+        (RESPONSES, {"input": [5]}, "input.0", "object"),
+        (RESPONSES, {"input": "x", "tool_choice": 5}, "tool_choice", "text or an object"),
+    ],
+)
+def test_a_field_of_several_forms_is_named_once(
+    toy: Live, path: str, body: dict[str, Any], param: str, expected: str
+) -> None:
+    error = toy.http.post(path, content=json.dumps(body), headers=JSON).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(param)
+    assert expected in error["message"]
+
+
+ENDS: list[tuple[str, dict[str, Any], Any]] = [
+    (TEXT, {"prompt": "x"}, lambda last: last["error"]["type"]),
+    (CHAT, {"messages": HELLO}, lambda last: last["error"]["type"]),
+    (MESSAGES, ANY, lambda last: last["error"]["type"]),
+    (RESPONSES, {"input": "x"}, lambda last: last["response"]["error"]["code"]),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "kind"), ENDS)
+def test_an_answer_that_its_request_ends_is_the_clients_fault(
+    toy: Live, path: str, body: dict[str, Any], kind: Any
+) -> None:
+    """The text may not end yet, and may not go on."""
+    body = {**body, "structured_outputs": {"regex": "abc"}, "min_tokens": 5, LIMITS[path]: 9}
+    reason = toy.refusal(path, 400, **body)
+    streamed = toy.http.post(path, json={**body, "stream": True})
+    last = streamed.text.strip().splitlines()[-1]
+    assert streamed.status_code == 200
+    assert reason in last
+    assert kind(json.loads(last.removeprefix("data: "))).startswith("invalid_")
 
 
 NULLABLE = {

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from specrt.completion import Completion
 from specrt.errors import RequestError, reason_of
-from specrt.serve.bodies import Body, ChatBody
-from specrt.serve.sending import as_event
+from specrt.serve.bodies import Body, ChatBody, refusal_of
+from specrt.serve.sending import as_event, status_of
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
 from specrt.serve.tool_calls import CallPiece
@@ -36,12 +36,11 @@ class ConvertedBody(Body):
         shared = {
             name: value for name in Body.model_fields if (value := getattr(self, name)) is not None
         }
+        body = shared | self.converted()
         try:
-            return ChatBody.model_validate(shared | self.converted())
+            return ChatBody.model_validate(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise RequestError(f"{where}: {first['msg']}") from None
+            raise RequestError(refusal_of(error.errors(), body)[1]) from None
 
     def converted(self) -> dict[str, Any]:
         """Return the protocol's own fields as the chat route has them."""
@@ -86,7 +85,7 @@ class BlockAnswer:
                     yield self.encode((kind, fields if number else fields | extra))
             last = [*self.finish(), *self.closing()]
         except Exception as error:
-            last = [self.failure(reason_of(error))]
+            last = [self.failure(status_of(error), reason_of(error))]
         for event in last:
             yield self.encode(event)
 
@@ -111,7 +110,7 @@ class BlockAnswer:
         """Yield the events behind the last block."""
         raise NotImplementedError
 
-    def failure(self, reason: str) -> Event:
+    def failure(self, status: int, reason: str) -> Event:
         """Return the event of an answer that failed."""
         raise NotImplementedError
 

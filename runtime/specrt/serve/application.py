@@ -29,7 +29,7 @@ from specrt.loading import load
 from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
 from specrt.serve.api_keys import ApiKey, ApiKeys
-from specrt.serve.bodies import DetokenizeBody, TokenizeBody
+from specrt.serve.bodies import DetokenizeBody, TokenizeBody, refusal_of
 from specrt.serve.completion_routes import completion_routes
 from specrt.serve.messages_routes import messages_routes
 from specrt.serve.openapi_document import ERRORS, openapi_document
@@ -205,6 +205,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
         made.include_router(routes(service))
     if sessions is not None:
         made.add_api_websocket_route(PATH, sessions.endpoint)
+    _add_no_route(made, service)
     made.add_middleware(AccessControl, options=options, service=service, keys=keys)
     if options.metrics_port is not None:
         made.add_middleware(MetricsPort, port=options.metrics_port)
@@ -322,9 +323,9 @@ def _add_errors(made: FastAPI, service: Service) -> None:
 
     @made.exception_handler(RequestValidationError)
     async def invalid(request: HttpRequest, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:]) or None
-        return refuse(request, 400, f"{param or 'the body'}: {first['msg']}", param=param)
+        found = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
+        param, message = refusal_of(found, error.body)
+        return refuse(request, 400, message, param=param)
 
     @made.exception_handler(UnknownModelError)
     async def unknown(request: HttpRequest, error: UnknownModelError) -> Response:
@@ -356,6 +357,22 @@ def _add_errors(made: FastAPI, service: Service) -> None:
     async def defect(request: HttpRequest, _: Exception) -> Response:
         message, headers = "the server failed; its log says why", record_of(request.scope).headers
         return refuse(request, 500, message, "server_error", headers=headers)
+
+
+def _add_no_route(made: FastAPI, service: Service) -> None:
+    """Tell what is asked for where nothing is, a WebSocket too."""
+
+    async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+        told = f"there is nothing at {scope['path'][:200]!r}; /openapi.json tells what is here"
+        if scope["type"] == "http":
+            raise HTTPException(404, told)
+        service.metrics.refuse(404)
+        if _DENIAL in scope.get("extensions", {}):
+            await error_response(scope, 404, told, "not_found_error")(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    made.router.default = no_route
 
 
 class AccessControl:
@@ -439,13 +456,14 @@ class MetricsPort:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         here = (scope.get("server") or ("", None))[1] == self._port
-        if scope["type"] == "http" and here != (scope["path"] == "/metrics"):
+        websocket = scope["type"] == "websocket"
+        if scope["type"] == "lifespan" or here == (scope["path"] == "/metrics" and not websocket):
+            await self._app(scope, receive, send)
+        elif not websocket or _DENIAL in scope.get("extensions", {}):
             told = "only /metrics is here" if here else f"/metrics is at port {self._port}"
             await error_response(scope, 404, told, "not_found_error")(scope, receive, send)
-        elif scope["type"] == "websocket" and here:
-            await send({"type": "websocket.close"})
         else:
-            await self._app(scope, receive, send)
+            await send({"type": "websocket.close"})
 
 
 def _bounded(receive: Receive, most: int) -> Receive:

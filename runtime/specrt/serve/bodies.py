@@ -6,7 +6,8 @@ Fields that vLLM and llama.cpp add are read too, where they mean something here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from reprlib import repr as short
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -37,6 +38,56 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 """A list of which the first wrong item is told, not a million of them."""
 
 Messages = Annotated[list[T], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+
+_EXPECTED = {
+    "string_type": "a text", "string_unicode": "a text of whole characters",
+    "list_type": "a list", "too_short": "a list that is not empty",
+    "dict_type": "an object", "model_type": "an object", "model_attributes_type": "an object",
+    "int_type": "a whole number", "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number", "float_parsing": "a number",
+    "bool_type": "true or false", "bool_parsing": "true or false", "literal_error": "{expected}",
+    "greater_than_equal": "{ge} or more", "less_than_equal": "up to {le}",
+}  # fmt: skip
+"""What a field may be, by the type of pydantic's error."""
+
+
+def refusal_of(errors: Sequence[Mapping[str, Any]], given: Any) -> tuple[str | None, str]:
+    """Return the name of the field of a body that is wrong, and what was expected.
+
+    A field of several forms has an error for each: those tell most that lead furthest in.
+    """
+    places = [_place(error, given) for error in errors]
+    place = max((one for one in places if one[:1] == places[0][:1]), key=len)
+    found = [error for one, error in zip(places, errors, strict=True) if one == place]
+    param = ".".join(place)
+    where = param or "the body"
+    if found[0]["type"] == "missing":
+        return param or None, f"{where} is missing; give it"
+    forms = {}
+    for error in found:
+        form = _EXPECTED.get(error["type"])
+        if form is None:
+            return param or None, f"{where}: {error['msg'].removeprefix('Value error, ')}"
+        forms[form.format(**error.get("ctx", {}))] = True
+    value = "null" if found[0]["input"] is None else short(found[0]["input"])
+    return param or None, f"{where} is {value}; expected {' or '.join(forms)}"
+
+
+def _place(error: Mapping[str, Any], given: Any) -> list[str]:
+    """Return where in a body an error is, without the names that pydantic gives to forms."""
+    place, missing = list[str](), error["type"] == "missing"
+    path = error["loc"]
+    for at, part in enumerate(path):
+        if isinstance(given, Mapping) and (part in given or (missing and at == len(path) - 1)):
+            given = given.get(part)
+        elif isinstance(given, list) and isinstance(part, int) and part < len(given):
+            given = given[part]
+        else:
+            continue
+        place.append(str(part))
+    return place
+
 
 _PASSED_ON = (
     "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
@@ -70,6 +121,14 @@ class OpenModel(BaseModel):
         if isinstance(given, Mapping) and len(given) > MOST_FIELDS:
             raise ValueError(f"it has {len(given)} fields; expected up to {MOST_FIELDS}")
         return given
+
+
+class FormatOptions(BaseModel):
+    """What the text must be like."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: dict[str, Any] | None = None
 
 
 class Body(OpenModel):
@@ -207,7 +266,7 @@ class SamplingBody(Body):
             {"json_schema": self.guided_json}, {"regex": self.guided_regex},
             {"choice": self.guided_choice}, {"grammar": self.guided_grammar},
             {"grammar": self.grammar}, {"json_schema": self.json_schema},
-            _response_format(self.response_format), _structured(self.structured_outputs),
+            response_format(self.response_format), _structured(self.structured_outputs),
         ]  # fmt: skip
         given = [one for one in found if any(value is not None for value in one.values())]
         if len(given) > 1:
@@ -229,26 +288,30 @@ class SamplingBody(Body):
         super().refuse()
 
 
-def _response_format(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the constraint of OpenAI's `response_format`."""
+def response_format(
+    given: Mapping[str, Any] | None, field: str = "response_format"
+) -> dict[str, Any]:
+    """Return the constraint of OpenAI's `response_format`, by whatever name a protocol has it.
+
+    Raises: RequestError for another form.
+    """
     if given is None or given.get("type") == "text":
         return {}
     kind = given.get("type")
     if kind == "json_object":
         schema = given.get("schema")
         if schema is not None and not isinstance(schema, Mapping):
-            raise RequestError("response_format.schema is no schema; expected an object")
+            raise RequestError(f"{field}.schema is {short(schema)}; expected an object")
         return {"json_schema": schema or {"type": "object"}}
     if kind == "json_schema":
         described = given.get("json_schema")
         schema = described.get("schema") if isinstance(described, Mapping) else given.get("schema")
         if not isinstance(schema, Mapping):
-            raise RequestError(
-                "response_format has no json_schema.schema; expected an object that is the schema"
-            )
+            place = "schema" if "." in field else "json_schema.schema"
+            raise RequestError(f"{field} has no {place}; expected an object that is the schema")
         return {"json_schema": schema}
     raise RequestError(
-        f"response_format.type is {kind!r}; expected 'text', 'json_object' or 'json_schema'"
+        f"{field}.type is {short(kind)}; expected 'text', 'json_object' or 'json_schema'"
     )
 
 

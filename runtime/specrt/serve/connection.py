@@ -6,9 +6,10 @@ httptools bounds neither the bytes of a head, nor those around a chunked body, n
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -34,11 +35,18 @@ _PIECE_BYTES = 4096
 """Read at once; a limit is exceeded by so many at most."""
 
 _MOST_PIPELINED = 32
+
+_ABSOLUTE = re.compile(rb"[a-zA-Z][a-zA-Z0-9+.-]*://([^/?#]*)")
+"""The beginning of a request line's target that names its server."""
+
 _LEAST_RATE = 500
 """Bytes a second of a body that may take longer than a head, as in Apache's mod_reqtimeout."""
 
 _LINGER_S = 2.0
 """How long a refused client has to read why: a close at once would reset what it has not read."""
+
+_LEAST_UNREAD_S = 1.0
+"""How long a client has read nothing that makes room for another one."""
 
 _MOST_FRAGMENTS = 1024
 _MOST_UNREAD_FRAMES = 1 << 20
@@ -50,7 +58,8 @@ class ConnectionLimits:
     """What the clients of a server may take of it before a key is looked at."""
 
     connections: int = 512
-    """Open at once, WebSockets included. For a new one the one that is idle longest makes room."""
+    """Open at once, WebSockets included. For a new one the one that is idle longest makes room,
+    else the one that has read nothing for longest."""
     read_timeout_s: float = 20.0
     """For a whole head; a body has a second more for each 500 bytes."""
     write_timeout_s: float = 60.0
@@ -74,6 +83,11 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
     _unread_since: float | None = None
 
+    @property
+    def unread_s(self) -> float:
+        """For how long the client has left too much unread."""
+        return 0.0 if self._unread_since is None else monotonic() - self._unread_since
+
     def pause_writing(self) -> None:
         self._unread_since = monotonic()
         super().pause_writing()
@@ -95,6 +109,18 @@ class LinkConnection(_Connection, WebSocketsSansIOProtocol):
     """The connection of a WebSocket."""
 
     _fragments = 0
+    _path = ""
+    _headers: Sequence[tuple[bytes, bytes]] = ()
+
+    def handle_connect(self, event: Any) -> None:
+        """Begin; uvicorn answers what websockets does not take without an id."""
+        self._path = event.path.partition("?")[0]
+        self._headers = [
+            (name.lower().encode(), value.encode("latin-1", "replace"))
+            for name, value in event.headers.raw_items()
+        ]
+        if self.conn.accept(event).status_code == 101:
+            super().handle_connect(event)
 
     def data_received(self, data: bytes) -> None:
         """Take what came; uvicorn leaves a handshake open that websockets does not take."""
@@ -103,7 +129,8 @@ class LinkConnection(_Connection, WebSocketsSansIOProtocol):
         if wrong is not None and not self.handshake_initiated:
             self.on_refusal(400)
             why = f"this is not a WebSocket's handshake: {wrong}"
-            scope: Scope = {"type": "websocket", "path": "", "client": self.client, "headers": []}
+            known = {"client": self.client, "headers": self._headers}
+            scope: Scope = {"type": "websocket", "path": self._path, **known}
             self.transport.write(_refusal(400, why, scope))
             record_of(scope).write()
             self.transport.close()
@@ -175,8 +202,12 @@ class HttpConnection(_Connection, HttpToolsProtocol):
             return
         idle = [one for one in open_ if isinstance(one, HttpConnection) and one.idle]
         idle.remove(self)
+        linked = [one for one in open_ if isinstance(one, _Connection)]
+        unread = [one for one in linked if one.unread_s > _LEAST_UNREAD_S]
         if idle:
             min(idle, key=lambda one: one._since).transport.abort()
+        elif unread:
+            max(unread, key=lambda one: one.unread_s).transport.abort()
         else:
             self.on_refusal(503)
             why = f"{most} connections are open, the most here; try later"
@@ -253,6 +284,9 @@ class HttpConnection(_Connection, HttpToolsProtocol):
             return
         self._in_head, self._since, self._overhead, self._received = False, monotonic(), 0, 0
         before = self.cycle
+        if named := _ABSOLUTE.match(self.url):  # it counts, and not Host (RFC 9112, 3.2.2)
+            host = named[1]
+            self.headers[:] = [(k, host if k == b"host" else v) for k, v in self.headers]
         super().on_headers_complete()
         if self.cycle is before:
             return  # it becomes a WebSocket

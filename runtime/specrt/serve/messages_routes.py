@@ -16,9 +16,9 @@ from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
-from specrt.serve.bodies import MOST_STOPS, Items, Messages
+from specrt.serve.bodies import MOST_STOPS, FormatOptions, Items, Messages, response_format
 from specrt.serve.request_log import record_of
-from specrt.serve.sending import StrictJsonRoute, answer
+from specrt.serve.sending import ANTHROPIC_KINDS, StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
 from specrt.serve.tools import ToolUse, tool_use
@@ -85,15 +85,17 @@ class MessagesBody(CountBody):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: FormatOptions | None = None
 
     def converted(self) -> dict[str, Any]:
         """Return the protocol's own fields as the chat route has them."""
+        form = self.output_config.format if self.output_config else None
+        response_format(form, "output_config.format")
         return {
             **super().converted(),
             "max_completion_tokens": self.max_tokens,
             "stop": self.stop_sequences,
-            "response_format": (self.output_config or {}).get("format"),
+            "response_format": form,
         }
 
 
@@ -163,6 +165,8 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         raise RequestError(f"the tool {tool.get('name')!r} has no input_schema; expected an object")
     described = {name: tool[name] for name in ("name", "description") if name in tool}
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(f"the tool {short(tool)} has no name; give one")
     return {"type": "function", "function": {**described, "parameters": schema}}
 
 
@@ -227,9 +231,10 @@ class MessagesAnswer(BlockAnswer):
         yield "message_delta", {"delta": self._ending(), "usage": usage, "metrics": self.metrics}
         yield "message_stop", {}
 
-    def failure(self, reason: str) -> Event:
+    def failure(self, status: int, reason: str) -> Event:
         """Return the event of an answer that failed."""
-        error = {"type": "api_error", "message": reason}
+        kind = ANTHROPIC_KINDS.get(status, "invalid_request_error")
+        error = {"type": kind, "message": reason}
         return "error", {"error": error, "request_id": self._answers.record.id}
 
     def to_json(self) -> dict[str, Any]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from reprlib import repr as short
 from time import time
 from typing import Annotated, Any, ClassVar
 from uuid import uuid4
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
-from specrt.serve.bodies import Items, Messages
+from specrt.serve.bodies import FormatOptions, Items, Messages, response_format
 from specrt.serve.request_log import record_of
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
@@ -24,21 +26,13 @@ from specrt.serve.tools import ToolUse, tool_use
 _STORED = "nothing is stored here; leave it out, and send the whole conversation as input"
 
 
-class TextOptions(BaseModel):
-    """What the text must be like."""
-
-    model_config = ConfigDict(extra="allow")
-
-    format: dict[str, Any] | None = None
-
-
 class ResponsesBody(ConvertedBody):
     """A request to /v1/responses."""
 
     input: str | Messages[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    text: TextOptions | None = None
+    text: FormatOptions | None = None
     tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     store: bool | None = None
@@ -88,28 +82,33 @@ class ResponsesBody(ConvertedBody):
                 _take(item, f"input[{number}]", messages)
         if not messages:
             raise RequestError("input has no messages; expected a text, or items")
-        choice = self.tool_choice
-        if isinstance(choice, Mapping):
-            choice = _choice(choice)
+        form = self.text.format if self.text else None
+        response_format(form, "text.format")
         return {
             "messages": messages,
             "max_completion_tokens": self.max_output_tokens,
-            "response_format": self.text.format if self.text else None,
+            "response_format": form,
             "tools": None if self.tools is None else [*map(_tool, self.tools)],
-            "tool_choice": choice,
+            "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
         }
 
 
-def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
     """Return a choice of tools as the chat route has it."""
-    kind, tools = choice.get("type"), choice.get("tools")
-    if kind == "function":
-        return {"type": kind, "function": {"name": choice.get("name")}}
+    if choice is None or choice in ("none", "auto", "required"):
+        return choice
+    given = choice if isinstance(choice, Mapping) else {}
+    kind, tools = given.get("type"), given.get("tools")
+    if kind == "function" and isinstance(given.get("name"), str):
+        return {"type": kind, "function": {"name": given["name"]}}
     if kind == "allowed_tools" and isinstance(tools, list):
         chosen = [_tool(tool) if isinstance(tool, Mapping) else tool for tool in tools]
-        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": chosen}}
-    return {**choice}
+        return {"type": kind, kind: {"mode": given.get("mode"), "tools": chosen}}
+    raise RequestError(
+        f"tool_choice is {json.dumps(choice)[:200]}; expected 'none', 'auto', 'required', "
+        '{"type": "function", "name": ...} or {"type": "allowed_tools", "mode": ..., "tools": ...}'
+    )
 
 
 def _said(role: str, content: Any) -> dict[str, Any]:
@@ -121,12 +120,15 @@ def _take(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -
     kind = item.get("type", "message")
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if kind == "message" and isinstance(item.get("role"), str):
+        content = _content(item.get("content"), f"{where}.content")
         if last is not None and item["role"] == "assistant" and set(last) == _THOUGHT:
-            last["content"] = item.get("content")
+            last["content"] = content
         else:
-            messages.append(_said(item["role"], item.get("content")))
+            messages.append(_said(item["role"], content))
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+        if not isinstance(item.get("name"), str):
+            raise RequestError(f"{where} is a function_call without a name; give one")
+        function = {"name": item["name"], "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if last is None:
             messages.append(_said("assistant", None))
@@ -137,12 +139,20 @@ def _take(item: Mapping[str, Any], where: str, messages: list[dict[str, Any]]) -
             messages.append(_said("assistant", None) | {"reasoning_content": thought})
     elif kind == "function_call_output":
         told = {"tool_call_id": item.get("call_id")}
-        messages.append(_said("tool", item.get("output")) | told)
+        messages.append(_said("tool", _content(item.get("output"), f"{where}.output")) | told)
     else:
         raise RequestError(
             f"{where} is of type {kind!r}; expected 'message' with a role, 'function_call' or "
             "'function_call_output'"
         )
+
+
+def _content(given: Any, where: str) -> Any:
+    """Return what is a text or parts; the chat route reads them."""
+    parts = isinstance(given, list) and all(isinstance(part, Mapping) for part in given)
+    if parts or given is None or isinstance(given, str):
+        return given
+    raise RequestError(f"{where} is {short(given)}; expected a text, or a list of parts")
 
 
 _THOUGHT = {"role", "content", "reasoning_content"}
@@ -152,7 +162,8 @@ _THOUGHT = {"role", "content", "reasoning_content"}
 def _reasoning(item: Mapping[str, Any]) -> str:
     """Return the text of reasoning that a client sends back, or its summary."""
     for parts in (item.get("content"), item.get("summary")):
-        texts = [p.get("text") for p in parts or () if isinstance(p, Mapping)]
+        found = parts if isinstance(parts, list) else ()
+        texts = [part.get("text") for part in found if isinstance(part, Mapping)]
         if texts:
             return "".join(text for text in texts if isinstance(text, str))
     return ""
@@ -163,6 +174,11 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "function":
         raise RequestError(
             f"tools have one of type {kind!r}; expected 'function': this server runs no tools"
+        )
+    if not isinstance(tool.get("name"), str):
+        raise RequestError(
+            f"the tool {json.dumps(tool)[:200]} has no name; expected "
+            '{"type": "function", "name": ..., "parameters": ...}'
         )
     return {
         "type": "function",
@@ -221,9 +237,9 @@ class ResponsesAnswer(BlockAnswer):
         """Yield the whole response."""
         yield f"response.{self._state}", {"response": self.to_json()}
 
-    def failure(self, reason: str) -> Event:
-        """Return the event of a response that failed."""
-        error = {"code": "server_error", "message": reason}
+    def failure(self, status: int, reason: str) -> Event:
+        """Return the event of a response that failed; OpenAI has one code for a client's fault."""
+        error = {"code": "invalid_prompt" if status == 400 else "server_error", "message": reason}
         return "response.failed", {"response": self.to_json("failed") | {"error": error}}
 
     def to_json(self, status: str | None = None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class JsonBody(JSONResponse):
 
 
 _ANTHROPIC = "/v1/messages"
-_ANTHROPIC_KINDS = {
+ANTHROPIC_KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
 }  # fmt: skip
@@ -67,12 +67,22 @@ def error_response(
     """Return the response of an error, as the clients of its path read it."""
     path, request_id = scope["path"], record_of(scope).id
     if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
-        kind = _ANTHROPIC_KINDS.get(status, "invalid_request_error")
+        kind = ANTHROPIC_KINDS.get(status, "invalid_request_error")
         error = {"type": kind, "message": message}
         body = {"type": "error", "error": error, "request_id": request_id}
     else:
         body = error_body(request_id, message, kind, param, code)
     return JsonBody(body, status, headers)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status of what ended an answer: whose fault it is."""
+    if isinstance(error, ShutDownError):
+        return 503
+    return 400 if isinstance(error, RequestError) else 500
+
+
+_KINDS = {400: "invalid_request_error", 500: "server_error", 503: "service_unavailable"}
 
 
 class WholeOrStream(Protocol):
@@ -129,9 +139,8 @@ class EventStream(Response):
             except OSError:
                 raise
             except Exception as error:
-                ended = isinstance(error, ShutDownError)
-                kind, code = ("service_unavailable", 503) if ended else ("server_error", 500)
-                body = error_body(request_id, reason_of(error), kind, code=code)
+                code = status_of(error)
+                body = error_body(request_id, reason_of(error), _KINDS[code], code=code)
                 await send(
                     {"type": "http.response.body", "body": as_event(body), "more_body": True}
                 )
