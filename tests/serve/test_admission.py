@@ -175,6 +175,35 @@ def test_others_are_answered_while_a_long_text_is_tokenized(
     assert answered > 100  # some before the text has come
 
 
+def test_others_are_answered_while_constraints_are_compiled(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llguidance = pytest.importorskip("llguidance", reason="needs the structured extra")
+    many, compiled = 50, threading.Event()  # more than there are threads for all
+    honest = llguidance.LLMatcher.grammar_from_regex
+
+    def compiling(expression: str) -> Any:
+        assert compiled.wait(60)
+        return honest(expression)
+
+    monkeypatch.setattr(llguidance.LLMatcher, "grammar_from_regex", compiling)
+    with (
+        serving(rows(packed, 1, tokenizer, eos_token_ids=[263])) as live,
+        ThreadPoolExecutor(many) as clients,
+    ):
+        for number in range(many):
+            body = {"prompt": "a", "guided_regex": f"a{number}"}
+            clients.submit(httpx.post, live.url + TEXT, json=body, timeout=60)
+        try:
+            until(lambda: live.service.admission.admitted == many)
+            assert (
+                httpx.post(live.url + TEXT, json={**LONG, "max_tokens": 2}, timeout=5).status_code
+                == 200
+            )
+        finally:
+            compiled.set()
+
+
 def test_a_server_that_ends_takes_nothing_new(tokenizer: Tokenizer) -> None:
     with serving(rows(packed, 1, tokenizer)) as live:
         live.service.admission.draining = True

@@ -29,6 +29,10 @@ _CACHED = 32
 _MOST_STATES = 50_000
 """Of an expression; each takes 1 to 2 kB."""
 
+_FUEL = 250_000
+"""Of the first mask; 100,000 make those of 150 kB of names, 140 formats or 300 patterns. Without a
+bound `a{1000000}` takes seconds before it is refused."""
+
 _FREE_NS, _MASK_NS = 250_000_000, 2_000_000
 """Processor time that a text's grammar may take, and what it may take more for each mask: others'
 rows wait for it. Common masks take 5 to 200 us."""
@@ -83,7 +87,9 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         grammar = _SOURCES[constraint.kind](constraint.text)
-        limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+        limits = LLParserLimits(
+            max_lexer_states=_MOST_STATES, initial_lexer_fuel=_FUEL, verbose_errors=False
+        )
         matcher = LLMatcher(reader, grammar, log_level=0, limits=limits)
         warnings = matcher.get_grammar_warnings()
         if matcher.is_error() or warnings:

@@ -183,7 +183,7 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
         service.admission.draining = True
         if sessions is not None:
             sessions.close()
-        await to_thread(service.generator.close)
+        await to_thread(service.close)
 
     made = FastAPI(
         title="specrt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +38,9 @@ _WORD = 256
 
 _MOST_UNKNOWN = 100
 """Names of fields that are logged: they are the clients' own words."""
+
+_COMPILING = 2
+"""Threads that compile constraints: each may take a second, and requests without one do not wait."""
 
 _AHEAD = 16
 """Chunks of several completions that wait to be sent before their streams do."""
@@ -80,6 +84,7 @@ class Service:
         self.speech = speech
         """Of a bundle that transcribes."""
         self.created = int(time())
+        self._compiling = ThreadPoolExecutor(_COMPILING, "constraints")
         self._unknown: set[str] = set()
         """Names of fields that were logged."""
         self.context = generator.models.target.max_length
@@ -89,6 +94,11 @@ class Service:
             metrics_prefix, name, self.admission, generator.rows * self.context,
             prompts_held=generator.models.conditioned is None,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the generator; what is not compiled yet is dropped."""
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self.generator.close()
 
     def check(self, body: Body) -> None:
         """Refuse a model of another name, and log fields that mean nothing here, once each.
@@ -178,7 +188,10 @@ class Service:
         with ExitStack() as admitted:
             places = admitted.enter_context(self.admit(len(prompts) * params.n, record))
             began = monotonic()
-            ids, streams = await asyncio.to_thread(self._streams, prompts, params, options)
+            ids, streams = await asyncio.get_running_loop().run_in_executor(
+                None if params.constraint is None else self._compiling,
+                self._streams, prompts, params, options,
+            )  # fmt: skip
             if self.admission.ended:
                 raise ShutDownError
             return ServedCompletions(
