@@ -40,7 +40,7 @@ _MOST_UNKNOWN = 100
 """Names of fields that are logged: they are the clients' own words."""
 
 _COMPILING = 2
-"""Threads that compile constraints: each may take a second, and requests without one do not wait."""
+"""Threads that compile constraints, a second for some; requests without one do not wait."""
 
 _AHEAD = 16
 """Chunks of several completions that wait to be sent before their streams do."""
