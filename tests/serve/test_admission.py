@@ -179,7 +179,7 @@ def test_others_are_answered_while_constraints_are_compiled(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llguidance = pytest.importorskip("llguidance", reason="needs the structured extra")
-    many, compiled = 50, threading.Event()  # more than there are threads for all
+    many, compiled = 40, threading.Event()  # more than there are threads for all
     honest = llguidance.LLMatcher.grammar_from_regex
 
     def compiling(expression: str) -> Any:
@@ -220,6 +220,8 @@ def test_an_engine_that_fails_ends_the_stream_with_an_error(tokenizer: Tokenizer
         *chunks, last = [line for line in answer.text.splitlines() if line]
         assert len(chunks) > 1
         assert "the cable is out" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        ended = 'specrt_request_success_total{finished_reason="error",model_name="toy"} 1.0'
+        assert ended in live.http.get("/metrics").text
         live.post(TEXT, **LONG)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specrt.aio import AsyncStream
 from specrt.completion import Chunk, Completion, SpeculationStats
-from specrt.errors import CapacityError, RequestError
+from specrt.errors import CapacityError, RequestError, reason_of
 from specrt.generator import Generator, Prompt, prompt_limit, prompt_tokens, refuse_sources
 from specrt.params import GenerateOptions, SamplingParams
 from specrt.serve.admission import Admission, Places, ShutDownError
@@ -378,19 +378,23 @@ class ServedCompletions:
         stream, metrics = self._streams[index], self._service.metrics
         completion = stream.completion
         arrivals, log, number = completion.timings.arrivals, completion.speculation.log, 0
-        async for chunk in stream:
-            round_ = None
-            if chunk.token_ids:
-                if not number:
-                    metrics.first_token(completion)
-                else:
-                    round_ = log[number - 1]
-                    seconds = (arrivals[number][0] - arrivals[number - 1][0]) / 1e9
-                    metrics.round(round_, seconds, len(chunk.token_ids))
-                number += 1
-                self._use(generated=len(chunk.token_ids))
-            if not self._only_prompts:
-                yield Update(index, chunk, round_, completion.speculation)
+        try:
+            async for chunk in stream:
+                round_ = None
+                if chunk.token_ids:
+                    if not number:
+                        metrics.first_token(completion)
+                    else:
+                        round_ = log[number - 1]
+                        seconds = (arrivals[number][0] - arrivals[number - 1][0]) / 1e9
+                        metrics.round(round_, seconds, len(chunk.token_ids))
+                    number += 1
+                    self._use(generated=len(chunk.token_ids))
+                if not self._only_prompts:
+                    yield Update(index, chunk, round_, completion.speculation)
+        except Exception as error:
+            completion.fail(reason_of(error))
+            raise
         self._ended(stream)
         if stream in self._service.admission.cut:
             raise ShutDownError
