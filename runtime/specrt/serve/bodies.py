@@ -48,6 +48,7 @@ _EXPECTED = {
     "float_type": "a number", "float_parsing": "a number",
     "bool_type": "true or false", "bool_parsing": "true or false", "literal_error": "{expected}",
     "greater_than_equal": "{ge} or more", "less_than_equal": "up to {le}",
+    "too_long": "up to {max_length} items", "string_too_long": "up to {max_length} characters",
 }  # fmt: skip
 """What a field may be, by the type of pydantic's error."""
 
