@@ -184,8 +184,8 @@ def rewritten(
     known = one.config | config
     (folder / "config.json").write_text(json.dumps(known), encoding="utf-8")
     held = {name: (w.dtype, map_array(w)) for name, w in one.weights.items()}
-    kinds = {"float64": "F64", "int32": "I32"}
-    held |= {n: (kinds.get(str(getattr(a, "dtype", "")), "F32"), a) for n, a in tensors.items()}
+    doubles = {name for name, a in tensors.items() if getattr(a, "dtype", None) == np.float64}
+    held |= {name: ("F64" if name in doubles else "F32", a) for name, a in tensors.items()}
     kept = {name: tensor for name, tensor in held.items() if tensor[1] is not None}
     (folder / "model.safetensors").write_bytes(container(kept))
     return Checkpoint.open(folder)
@@ -224,7 +224,7 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a name without a module": ({"weight": SIX}, "holds weight, which no"),
     "both names": ({"h.0.ln_1.weight": SIX}, r"h\.0\.ln_1\.weight"),
-    "doubles": ({f"{LAYER}.ln_1.bias": np.ones(6)}, r"stored as F64; .*float32.*save_pretrained"),
+    "doubles": ({f"{LAYER}.ln_1.bias": np.ones(32)}, r"stored as F64; .*float32.*save_pretrained"),
     "no bias": ({f"{LAYER}.ln_1.bias": None}, r"holds no weight transformer\.h\.0\.ln_1\.bias"),
 }
 
