@@ -24,7 +24,7 @@ import click
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
 from specrt.held_file import read_file
 from specrt.system.memory import size
-from specrt_export.checkpoint import CONFIG_FILES, Checkpoint, text_config
+from specrt_export.checkpoint import Checkpoint, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.encoder_decoder_shape import CROSS, ENCODER, FAMILIES, EncoderDecoderShape
 from specrt_export.gguf.configuration import configuration
@@ -224,11 +224,12 @@ def _as_stored(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecod
     Raises: CheckpointError.
     """
     shape, weights = shape_of(config, where), dict[str, WeightBytes]()
-    if shape.tied and where.name in CONFIG_FILES:
+    if shape.tied and where.name == "config.json":
         with suppress(CheckpointError):  # not here, or not whole: the build tells
             weights = dict(Checkpoint.open(where.parent).weights)
     head = weights.pop("lm_head.weight", None)
-    is_own = head is not None and not any(same_floats(head, one) for one in weights.values())
+    tables = [one for one in weights.values() if head is not None and one.shape == head.shape]
+    is_own = head is not None and tables and not any(same_floats(head, one) for one in tables)
     return replace(shape, tied=False) if is_own else shape
 
 

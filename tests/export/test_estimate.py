@@ -77,12 +77,14 @@ def test_biases_of_attention_are_counted() -> None:
     assert biased - plain == 16 * (64 * (32 + 8 + 8) + 2048)
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_head_in_the_weights_counts_where_the_config_says_tied(own: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["another", "the same", "in its place"])
+def test_a_head_in_the_weights_counts_where_the_config_says_tied(name: str, tmp_path: Path) -> None:
     small = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
     config = SHAPES["llama3.1-8b draft"] | small
     table = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
-    tables = {"model.embed_tokens.weight": table, "lm_head.weight": table + own}
+    own = name == "another"
+    tables = {"lm_head.weight": table + own}
+    tables |= {"model.embed_tokens.weight": table} if name != "in its place" else {}
     home = tmp_path / "model"
     home.mkdir()
     (home / "config.json").write_text(json.dumps(config))
