@@ -42,7 +42,12 @@ from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
-from specrt.text.control_tokens import SPECIAL_TOKENS_MAP, read_tokenizer, tokenizer_config
+from specrt.text.control_tokens import (
+    SPECIAL_TOKENS_MAP,
+    read_tokenizer,
+    token_name,
+    tokenizer_config,
+)
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.drafting import acceptance_by_position
@@ -173,6 +178,14 @@ def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
         odd = oddity(model.checkpoint)
         if odd is not None:
             progress(f"warning: {model.role} {model.checkpoint.origin.name} is a mixture: {odd}", 0)
+    end = _unheeded_end(inputs[0].checkpoint)
+    if end is not None:
+        progress(
+            f"warning: the tokenizer's end token {end!r} ends no text, as in transformers: "
+            "generation_config.json and config.json do not name it; add its id to the first as "
+            "eos_token_id",
+            0,
+        )
     sizes = [parameters(model.checkpoint) for model in inputs]
     if sizes[-1] > sizes[0]:
         progress(
@@ -180,6 +193,15 @@ def _warn(inputs: list[ModelInputs], progress: Progress) -> None:
             f"{sizes[0] / 1e6:.1f} M: drafting takes longer than it saves; change their places",
             0,
         )
+
+
+def _unheeded_end(checkpoint: Checkpoint) -> str | None:
+    """Return the end token that only the tokenizer's configuration names, if there is one."""
+    name = token_name(tokenizer_config(checkpoint.folder).get("eos_token"))
+    if not name:
+        return None
+    ids = Tokenizer(checkpoint.folder / TOKENIZER).encode(name)
+    return name if len(ids) == 1 and ids[0] not in end_tokens(checkpoint) else None
 
 
 def _accepted(recipe: Recipe, bundle: Path, progress: Progress) -> tuple[float, ...]:

@@ -88,7 +88,10 @@ def _near(name: str) -> str:
     return f" (did you mean {path.with_name(near[0])}?)" if near else ""
 
 
-CONFIG_FILES = ("config.json",)
+ADAPTER = "adapter_config.json"
+"""Of a low-rank adapter, which transformers adds to the model that it names."""
+
+CONFIG_FILES = ("config.json", ADAPTER)
 
 NAMED_TEMPLATES = "additional_chat_templates"
 """A folder of chat templates for purposes, as transformers writes them: NAME.jinja."""
@@ -225,6 +228,7 @@ class Checkpoint:
         if path.suffix == SUFFIX and not path.is_dir():
             return cls._open_gguf(path, revision, config_only)
         folder = _folder(name_or_path, revision, config_only)
+        _check_adapter(folder)
         path = folder / "config.json"
         config = _json(path, "a checkpoint folder holds one")
         if names_head(config) and not config_only:
@@ -323,6 +327,19 @@ def _check_floats(path: Path, weights: Mapping[str, WeightBytes]) -> None:
                 "quantization_config that says how it is stored; fetch both again, of one "
                 "checkpoint"
             )
+
+
+def _check_adapter(folder: Path) -> None:
+    """Refuse the weights of an adapter, and a model that transformers would add one to.
+
+    Raises: CheckpointError.
+    """
+    if (folder / ADAPTER).exists():
+        raise CheckpointError(
+            f"{folder} holds an adapter ({ADAPTER}), which no engine has; save it and its model as "
+            "one: `AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()"
+            f".save_pretrained(new)`, or remove {ADAPTER} if the weights have it in them"
+        )
 
 
 def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -> Path:

@@ -1,9 +1,10 @@
 """What a recipe will take: a download, engines, KV buffers, working memory, the bytes of a step.
 
 Run as a module it says which of some recipes can be built without a download; `make engines` asks.
-Only configs are read. Sizes follow from the numbers in a config.json, and what the engines of a
-backend make of them: joined projections, blocks with scales, tables of angles, whole pages. An
-encoder-decoder has three engines, and cross keys and values of each row's source.
+Only configs are read, and where weights are here, whether a head of its own is among them. Sizes
+follow from the numbers in a config.json, and what the engines of a backend make of them: joined
+projections, blocks with scales, tables of angles, whole pages. An encoder-decoder has three
+engines, and cross keys and values of each row's source.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import click
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
 from specrt.held_file import read_file
 from specrt.system.memory import size
-from specrt_export.checkpoint import text_config
+from specrt_export.checkpoint import Checkpoint, text_config
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.encoder_decoder_shape import CROSS, ENCODER, FAMILIES, EncoderDecoderShape
 from specrt_export.gguf.configuration import configuration
@@ -38,7 +39,7 @@ from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
 from specrt_export.recipe_tables import ModelSource
-from specrt_export.safetensors_file import INDEX, SINGLE
+from specrt_export.safetensors_file import INDEX, SINGLE, WeightBytes, same_floats
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
@@ -190,7 +191,7 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     """
     there = {role: find_gguf(recipe, role) or _scheme(recipe, role) for role in recipe.sources}
     recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
-    shapes = {role: shape_of(*find_config(recipe, role)) for role in recipe.sources}
+    shapes = {role: _as_stored(*find_config(recipe, role)) for role in recipe.sources}
     sources = {role: _source_positions(recipe, role, shape) for role, shape in shapes.items()}
     models = tuple(
         _model(recipe, role, shapes, there[role], sources[role]) for role in recipe.sources
@@ -215,6 +216,21 @@ def shape_of(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoder
     if config.get("model_type") in FAMILIES:
         return EncoderDecoderShape.from_config(config, where)
     return ModelShape.from_config(config, where, others=tuple(FAMILIES))
+
+
+def _as_stored(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoderShape:
+    """Return the sizes of a model; a head of its own counts whatever its config says.
+
+    Raises: CheckpointError.
+    """
+    shape, weights = shape_of(config, where), dict[str, WeightBytes]()
+    if shape.tied and where.name == "config.json":
+        with suppress(CheckpointError):  # not here, or not whole: the build tells
+            weights = dict(Checkpoint.open(where.parent).weights)
+    head = weights.pop("lm_head.weight", None)
+    tables = [one for one in weights.values() if head is not None and one.shape == head.shape]
+    is_own = head is not None and tables and not any(same_floats(head, one) for one in tables)
+    return replace(shape, tied=False) if is_own else shape
 
 
 def _source_positions(recipe: Recipe, role: str, shape: ModelShape | EncoderDecoderShape) -> int:

@@ -252,8 +252,8 @@ def parse(path: Path) -> dict[str, Any]:
         byte = f"byte {error.object[error.start]:#04x} at offset {error.start}"
         raise RecipeError(f"{path} is not UTF-8 text ({byte}); {_EXPECTED}") from None
     except (OSError, ValueError) as error:
-        inside = sorted([*path.glob("*.toml"), *path.glob("*/*.toml")]) if path.is_dir() else []
-        remedy = f"name a recipe in it, such as {inside[0]}" if inside else _EXPECTED
+        inside = [*path.glob("recipe.toml"), *path.glob("*/recipe.toml")] if path.is_dir() else []
+        remedy = f"name a recipe in it, such as {min(inside)}" if inside else _EXPECTED
         reason = getattr(error, "strerror", None) or first_line(error)
         raise RecipeError(f"{path} cannot be read: {reason}; {remedy}") from error
 

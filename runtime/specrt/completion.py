@@ -100,8 +100,9 @@ class SpeculationStats:
             why = f"{self.drafter} proposed nothing" if asked else "drafting is off"
             return f"nothing drafted: {self.fallback or why}"
         untuned = " (not tuned)" if self.gamma == AUTO and not self.tuned else ""
+        plural = "s" if self.rounds != 1 else ""
         rates = (
-            f"{self.drafter}, gamma {self.gamma}{untuned}: {self.rounds} rounds, "
+            f"{self.drafter}, gamma {self.gamma}{untuned}: {self.rounds} round{plural}, "
             f"{self.tokens_per_round:.2f} tokens per round, "
             f"acceptance rate {self.acceptance_rate:.2f}"
         )

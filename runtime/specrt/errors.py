@@ -127,6 +127,7 @@ _TARGETS = {
     "export": "make setup-export",
     "align": "make setup-align",
     "serve": "make setup-serve",
+    "structured": "make setup",
 }
 
 

@@ -401,7 +401,7 @@ def _bias(given: Any) -> dict[int, float]:
         token = int(key) if digits else _plain(key)
         if not _is_int(token) or not _is_real(value) or abs(value) > _MOST_BIAS:
             raise RequestError(
-                f"logit_bias holds {key!r}: {value!r}; expected a token id: a number"
+                f"logit_bias holds {key!r}: {value!r}; expected a token id: a finite number"
             )
         bias[token] = float(value)
     return bias

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -323,12 +324,15 @@ def command(pair: Path, traces: Path, out: Path, *more: str) -> int:
 
 
 def test_a_better_draft_is_written_with_its_record(
-    pair: Path, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    pair: Path, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     recipe_of(pair, pair / "draft")
-    out = tmp_path / "aligned"
+    monkeypatch.chdir(tmp_path)
+    out = Path("aligned")
     assert command(pair, traces, out, "--steps", "120") == 0
-    assert f"wrote {out}" in capsys.readouterr().out
+    (said,) = re.findall(f"wrote {out}; .*`checkpoint = (.*)`", capsys.readouterr().out)
+    assert (pair / json.loads(said)).samefile(out)
     record = json.loads((out / RECORD).read_text(encoding="utf-8"))
     assert max(record["after"][0]["speeds"]) > max(record["before"][0]["speeds"])
     assert (out / "alignment.svg").read_text(encoding="utf-8").startswith("<?xml")

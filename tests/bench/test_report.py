@@ -100,6 +100,8 @@ def test_the_table_has_the_figures_of_the_rows(two_classes: BenchReport) -> None
     assert [line[0] for line in cells[::4]] == ["code 1", "prose 1", "all 2"]
     losing = dict(zip(COLUMNS, cells[2], strict=True))
     assert (losing["gamma"], losing["tokens/s"], losing["speedup"]) == ("4", "667", "0.73")
+    rate = two_classes.tasks[0].rows[2].counts.acceptance_rate
+    assert float(losing["acceptance rate"]) == pytest.approx(rate, abs=1e-3)
 
 
 def test_the_verdict_names_the_best_and_what_auto_makes_of_it(two_classes: BenchReport) -> None:

@@ -171,6 +171,16 @@ def test_what_cannot_be_served_is_one_line(codelet: Path, tmp_path: Path) -> Non
     assert "Jinja" in refused(str(codelet), "--port", "0", "--chat-template", str(broken))
 
 
+def test_a_server_without_its_libraries_says_so_before_any_model_is_opened(tmp_path: Path) -> None:
+    for library in ("fastapi", "uvicorn", "websockets", "httptools"):
+        code = f"import sys; sys.modules[{library!r}] = None; from specrt.cli import main; main()"
+        words = [sys.executable, "-c", code, "serve", str(tmp_path), "--port", "0"]
+        ended = subprocess.run(words, check=False, capture_output=True, text=True)
+        assert ended.returncode == 2
+        assert f"needs {library}" in ended.stderr
+        assert "setup-serve" in ended.stderr
+
+
 def test_keys_are_read_again_and_requests_are_lines(codelet: Path, tmp_path: Path) -> None:
     keys, log, port = tmp_path / "keys", tmp_path / "log", free_port()
     keys.write_text("# clients\nold name=alice\n")

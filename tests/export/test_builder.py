@@ -400,11 +400,16 @@ def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     """And its texts end as config.json says, where there is no generation config."""
     home = draftless.folder / "target"
     (home / "generation_config.json").unlink()
-    (home / "special_tokens_map.json").write_text('{"cls_token": "<|endoftext|>"}')
+    named = {"cls_token": "<|endoftext|>", "eos_token": "class"}
+    (home / "special_tokens_map.json").write_text(json.dumps(named))
     (home / "chat_template.jinja").write_text("{{ cls_token }}")
     (home / "additional_chat_templates").mkdir()
     (home / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].type }}")
-    build(draftless, out)
+    stages: list[str] = []
+    build(draftless, out, lambda stage, done: stages.append(stage))
+    (warning,) = (stage for stage in stages if stage.startswith("warning"))
+    assert "'class'" in warning
+    assert "eos_token_id" in warning
     manifest = Bundle.open(out).manifest
     assert (manifest.gammas, manifest.gamma, manifest.draft) == ((0, 1, 3), 0, None)
     assert (manifest.eos_token_ids, manifest.bos_token_id) == ((0,), 0)
@@ -421,7 +426,7 @@ def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     data["added_tokens"].append({**data["added_tokens"][0], "id": 8192, "content": "<|one|>"})
     path.write_text(json.dumps(data), encoding="utf-8")
-    stages: list[str] = []
+    stages.clear()
     with pytest.raises(
         CheckpointError, match=r"token id 8192 .*, but the model has vocab_size 8192"
     ):

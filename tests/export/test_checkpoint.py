@@ -105,6 +105,7 @@ def test_a_damaged_file_is_named(folder: Path, change: dict[str, Any], message: 
         ("pytorch_model.bin", "", r"pytorch_model\.bin.*run code.*save_pretrained"),
         ("config.json", "{", "cannot be read as JSON"),
         ("config.json", "[]", "holds a list"),
+        ("adapter_config.json", "{}", r"adapter_config\.json.*merge_and_unload"),
     ],
 )
 def test_what_is_no_checkpoint_is_named(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specrt.bundle import Bundle
@@ -19,6 +20,7 @@ from specrt.system.memory import Bandwidth
 from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe import read_recipe
 from support.gguf_files import container
+from support.quantized_folders import container as safetensors
 
 ENGINES = Path(__file__).parents[2] / "engines"
 SHAPES = {
@@ -73,6 +75,25 @@ def test_biases_of_attention_are_counted() -> None:
         for bias in (False, True)
     )
     assert biased - plain == 16 * (64 * (32 + 8 + 8) + 2048)
+
+
+@pytest.mark.parametrize("name", ["another", "the same", "in its place"])
+def test_a_head_in_the_weights_counts_where_the_config_says_tied(name: str, tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
+    config = SHAPES["llama3.1-8b draft"] | small
+    table = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    own = name == "another"
+    tables = {"lm_head.weight": table + own}
+    tables |= {"model.embed_tokens.weight": table} if name != "in its place" else {}
+    home = tmp_path / "model"
+    home.mkdir()
+    (home / "config.json").write_text(json.dumps(config))
+    (tmp_path / "r.toml").write_text('[target]\ncheckpoint = "model"\n')
+    recipe = read_recipe(tmp_path / "r.toml")
+    before = estimate(recipe).models[0].parameters
+    stored = safetensors({name: ("F32", array) for name, array in tables.items()})
+    (home / "model.safetensors").write_bytes(stored)
+    assert estimate(recipe).models[0].parameters - before == own * table.size
 
 
 @pytest.mark.nightly

@@ -184,7 +184,8 @@ def rewritten(
     known = one.config | config
     (folder / "config.json").write_text(json.dumps(known), encoding="utf-8")
     held = {name: (w.dtype, map_array(w)) for name, w in one.weights.items()}
-    held |= {name: ("F32", array) for name, array in tensors.items()}
+    doubles = {name for name, a in tensors.items() if getattr(a, "dtype", None) == np.float64}
+    held |= {name: ("F64" if name in doubles else "F32", a) for name, a in tensors.items()}
     kept = {name: tensor for name, tensor in held.items() if tensor[1] is not None}
     (folder / "model.safetensors").write_bytes(container(kept))
     return Checkpoint.open(folder)
@@ -223,6 +224,7 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a name without a module": ({"weight": SIX}, "holds weight, which no"),
     "both names": ({"h.0.ln_1.weight": SIX}, r"h\.0\.ln_1\.weight"),
+    "doubles": ({f"{LAYER}.ln_1.bias": np.ones(32)}, r"stored as F64; .*float32.*save_pretrained"),
     "no bias": ({f"{LAYER}.ln_1.bias": None}, r"holds no weight transformer\.h\.0\.ln_1\.bias"),
 }
 
@@ -304,7 +306,7 @@ def test_a_model_without_a_portable_graph_is_refused_before_any_work(
 def test_a_graph_that_fails_its_check_replaces_nothing(
     exported: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, out = exported("gpt2"), tmp_path / "model.onnx"
+    one, out = exported("gpt2"), tmp_path / "model[1].onnx"
     before = exported("gpt2" + BARE).graph.read_bytes()
     out.write_bytes(before)
     limits = equivalence.check_parity.__kwdefaults__ | {"tolerance": 0.0, "reach": 8}
@@ -323,10 +325,14 @@ main()
 """
 
 
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+def test_the_command_refuses_in_one_line(exported: Zoo, tmp_path: Path) -> None:
     refused = CliRunner().invoke(command, [".", "--out", "x", "--config-only", "--check"])
     assert refused.exit_code == 2
     assert "--config-only has no weights to check" in refused.stderr
+    out = tmp_path / "none.onnx"
+    with pytest.raises(ExportError, match=r"none\.onnx is not an ONNX graph"):
+        run(exported("gpt2").checkpoint.folder, "--out", out, "--attach")
+    assert list(tmp_path.iterdir()) == []
     line = [sys.executable, "-c", WITHOUT_EXPORTER, "export", str(tmp_path), "--out", "x.onnx"]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2

@@ -20,7 +20,7 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as HubTokenizer
 
-from specrt.errors import BundleError, RequestError
+from specrt.errors import BundleError, CheckpointError, RequestError
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.tokenizer import Tokenizer
 from support.chat_templates import KNOWN
@@ -354,6 +354,17 @@ def test_special_tokens_that_only_the_configuration_names_are_special(
     # What is written of it into a bundle names them itself.
     again = Tokenizer(tmp_path / "elsewhere.json", data=used.to_json().encode())
     assert again.special == used.special
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"additional_special_tokens": "<extra>"}', "\xff"])
+def test_a_damaged_configuration_is_refused_by_name(
+    where: str, content: str, tmp_path: Path
+) -> None:
+    path = byte_level(tmp_path)
+    (tmp_path / where).write_bytes(content.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=rf"{where} .*; fetch it again"):
+        Tokenizer(path)
 
 
 def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> None:

@@ -31,6 +31,7 @@ from specrt_export.portable.graph import (
     TYPES,
     facts_of,
     geometry_of,
+    load_graph,
     part_path,
     parts_beside,
     read_graph,
@@ -70,9 +71,10 @@ def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -
 
     Of an encoder-decoder it is the decoder's, and those beside it are completed with it.
 
-    Raises: ExportError if the graph has its weights already, CheckpointError if they do not fit.
+    Raises: ExportError for no graph, or one that has its weights already; CheckpointError if they
+        do not fit.
     """
-    model = onnx.load(graph, load_external_data=False)
+    model = load_graph(graph)
     facts = facts_of(model)
     attached = facts.get(ATTACHED)
     if attached != "false":
@@ -344,6 +346,7 @@ def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
     if stored.dtype not in TYPES and tensor.name not in checkpoint.coded:
         raise CheckpointError(
             f"{stored.file}: {tensor.name} is stored as {stored.dtype}; expected one of "
-            f"{', '.join(TYPES)}. Export the checkpoint it was quantised from"
+            f"{', '.join(TYPES)}. Save the model as one of them, with `from_pretrained(folder, "
+            'dtype="float32").save_pretrained(new)`, or take the checkpoint it was quantised from'
         )
     return stored

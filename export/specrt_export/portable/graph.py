@@ -183,19 +183,28 @@ Tokens = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
 
+def load_graph(path: Path) -> onnx.ModelProto:
+    """Read an ONNX graph without its weights.
+
+    Raises: ExportError.
+    """
+    try:
+        return onnx.load(path, load_external_data=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # the library passes on whatever its parser raises
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ExportError(
+            f"{path} is not an ONNX graph ({reason}); make it with `specrt export`"
+        ) from error
+
+
 def read_graph(path: Path) -> onnx.ModelProto:
     """Read a portable graph without its weights.
 
     Raises: ExportError when the file is no portable graph, or has no weights to it yet.
     """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except MemoryError:
-        raise
-    except Exception as error:  # the library passes on whatever its parser raises
-        raise ExportError(
-            f"{path} is not an ONNX graph ({type(error).__name__}); make it with `specrt export`"
-        ) from error
+    model = load_graph(path)
     if GEOMETRY not in facts_of(model):
         raise ExportError(
             f"{path} does not describe its geometry; make it with `specrt export`, because other "

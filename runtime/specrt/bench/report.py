@@ -402,7 +402,7 @@ def _status_bytes(name: str, status: Path) -> int:
 
 
 COLUMNS = (
-    "prompts", "gamma", "drafter", "tokens/s", "speedup", "quartiles", "accepted", "yield",
+    "prompts", "gamma", "drafter", "tokens/s", "speedup", "quartiles", "acceptance rate", "yield",
     "tokens/round", "TTFT ms", "ITL p50", "p95 ms",
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,11 +119,13 @@ def command(
         if not outcome.faster:
             print(
                 f"not written: {outcome.after[0].speed:.1f} is no faster than "
-                f"{outcome.before[0].speed:.1f}; the same command with more --minutes goes on"
+                f"{outcome.before[0].speed:.1f}; the same command with more "
+                f"--{'steps' if steps else 'minutes'} goes on"
             )
             return SLOWER
         alignment.write(source, outcome, out)
-    print(f'wrote {out}; build with it: `checkpoint = "{out}"` in [draft] of the recipe')
+    there = json.dumps(os.path.relpath(out.resolve(), plan.folder.resolve()), ensure_ascii=False)
+    print(f"wrote {out}; build with it: `checkpoint = {there}` in [draft] of {recipe}")
     return 0
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,12 +70,15 @@ def command(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         check_place(out)
+        folder = TemporaryDirectory(".part", f".{out.name}.", out.parent)
     except OSError as error:
         raise ExportError(f"cannot write {out} ({error.strerror}); choose another --out") from error
-    with progress("export") as show:
+    with folder as aside, progress("export") as show:
+        # A graph takes its place only once it has passed.
         graph, report = _export(
-            checkpoint, out, check, config_only, attach, revision, lambda stage: show(None, stage)
-        )
+            checkpoint, out, Path(aside) / out.name, check, config_only, attach, revision,
+            lambda stage: show(None, stage),
+        )  # fmt: skip
     facts = _facts(graph, report, time.monotonic() - began)
     print(json.dumps(facts) if as_json else _lines(facts))
 
@@ -82,6 +86,7 @@ def command(
 def _export(
     name: str,
     out: Path,
+    place: Path,
     check: bool,
     config_only: bool,
     attach: bool,
@@ -97,31 +102,24 @@ def _export(
             f"{name} {kind}, and a graph points at the floats of a folder; export it with "
             "--config-only, or name it as `checkpoint` in a recipe and build that"
         )
-    # A graph takes its place only once it has passed.
-    place = out if config_only else out.with_name(f".{out.name}.unchecked")
     if check:
         checkpoint.check_numbers()
-    try:
-        if attach:
-            from specrt_export.portable.attachment import attach_graph
+    if attach:
+        from specrt_export.portable.attachment import attach_graph
 
-            graph = attach_graph(out, checkpoint, place)
-        else:
-            # After the checkpoint was opened, because importing torch takes seconds.
-            from specrt_export.portable.exporter import export_graph
+        graph = attach_graph(out, checkpoint, place)
+    else:
+        # After the checkpoint was opened, because importing torch takes seconds.
+        from specrt_export.portable.exporter import export_graph
 
-            graph = export_graph(checkpoint, place, progress=show)
-        if config_only:
-            return graph, None
-        from specrt_export.portable.attachment import check_weights
+        graph = export_graph(checkpoint, place, progress=show)
+    if config_only:
+        return _moved(graph, place, out), None
+    from specrt_export.portable.attachment import check_weights
 
-        check_weights(place, checkpoint)
-        report = _compare(checkpoint, place, show) if check else None
-        return _moved(graph, place, out), report
-    finally:
-        if place != out:
-            for written in (place, *place.parent.glob(f"{place.stem}.*{place.suffix}")):
-                written.unlink(missing_ok=True)
+    check_weights(place, checkpoint)
+    report = _compare(checkpoint, place, show) if check else None
+    return _moved(graph, place, out), report
 
 
 def _compare(checkpoint: Checkpoint, graph: Path, show: Callable[[str], None]) -> ParityReport:

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -188,9 +190,8 @@ def command(
             )
         if request_log is not None:
             _log_requests(as_json=request_log == "json")
-        application = app(bundle, options)
         _serve(
-            application,
+            partial(app, bundle, options),
             listeners,
             host,
             (max_connections, read_timeout, write_timeout),
@@ -240,16 +241,17 @@ def _port(listener: socket.socket) -> int:
 
 
 def _serve(
-    application: Any,
+    make: Callable[[], Any],
     listeners: list[socket.socket],
     host: str,
     limits: tuple[int, float, float],
     **options: Any,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, and let what runs end."""
+    """Serve the application that `make` makes, until SIGTERM or Ctrl-C, and let what runs end."""
+    from specrt.serve import HttpServer
     from specrt.serve.connection import ConnectionLimits
-    from specrt.serve.http_server import HttpServer
 
+    application = make()
     service = application.state.service
     print_notices(service.generator.notices)
     print(_drafting(service.generator), file=sys.stderr)

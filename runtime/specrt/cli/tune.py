@@ -237,7 +237,7 @@ def print_tables(tuning: Tuning, rows: int = 1) -> None:
             )
             for each in tuning.settings
         ]
-        print(table(("gamma", "drafter", "tokens/s", "speedup", "accepted"), settings))
+        print(table(("gamma", "drafter", "tokens/s", "speedup", "acceptance rate"), settings))
 
 
 def verdict(tuning: Tuning, manifest: Manifest) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specrt.constraints import Constraint, schemas_within
-from specrt.errors import RequestError, one_line
+from specrt.errors import RequestError, how_to_install, one_line
 from specrt.json_schema import compiler_form, escaped_characters, schema_parts
 from specrt.params import Row
 from specrt.text.tokenizer import Tokenizer
@@ -111,7 +111,7 @@ class Grammars:
         except ImportError:
             raise RequestError(
                 "structured output needs llguidance, which is not installed here; install it with "
-                "`pip install 'specrt[structured]'`"
+                f"`{how_to_install('structured')}`"
             ) from None
         try:
             # Where tokens have no spelling of their own, the compiler says what it cannot read.

@@ -157,14 +157,15 @@ def abilities() -> list[Check]:
     have = {name for name, check in checks.items() if check.works}
     texts = "" if {"onnxruntime", "tokenizers"} <= have else "pip install specrt"
     builds = texts or ("" if "onnx" in have else _BUILD)
-    exports = builds or (_EXPORT if missing_exporter() else "")
+    exports = texts or (_EXPORT if builds or missing_exporter() else "")
     tools = (checks[tool.name] for tool in BUILD_TOOLS)
     remedies = {f"run {name} bundles": texts or one.missing() for name, one in BACKENDS.items()}
     remedies["constrain texts"] = "" if "llguidance" in have else _STRUCTURED
     remedies["serve over HTTP"] = "" if {"fastapi", "uvicorn"} <= have else _SERVE
     remedies["build from portable graphs"] = builds
     remedies["export checkpoints"] = exports
-    remedies["train drafts"] = exports or ("" if "matplotlib" in have else _ALIGN)
+    trains = exports or "matplotlib" not in have
+    remedies["train drafts"] = texts or (_ALIGN if trains else "")
     remedies["build libspecrt"] = "; ".join(tool.remedy for tool in tools if not tool.works)
     for name, one in BACKENDS.items():
         if one.missing_to_build is not None:

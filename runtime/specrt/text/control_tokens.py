@@ -12,9 +12,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from specrt.bundle import TOKENIZER_CONFIG
+from specrt.errors import CheckpointError, first_line
 from specrt.held_file import read_file
 
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
@@ -57,7 +59,7 @@ def token_name(value: Any) -> str | None:
 def tokenizer_config(folder: Path) -> dict[str, Any]:
     """Return the configuration of a tokenizer, with what only the map of special tokens names.
 
-    A file that cannot be read counts as empty.
+    Raises: CheckpointError for a file that is there and holds something else.
     """
     config, named = (_read(folder / name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP))
     given = {key: value for key, value in config.items() if value is not None}
@@ -68,15 +70,26 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError):
+    except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"cannot be read as JSON ({first_line(error)})") from error
+    if not isinstance(found, dict):
+        raise _damaged(path, f"holds {short(found)}, not an object")
+    for key in _LISTS:
+        if not isinstance(found.get(key) or [], (list, dict)):
+            raise _damaged(path, f"has the {key} {short(found[key])}, not a list")
+    return found
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} {what}; fetch it again, or remove it")
 
 
 def read_tokenizer(path: Path) -> bytes:
     """Return what `tokenizer.json` holds, special tokens that only its configuration names in it.
 
-    Raises: OSError.
+    Raises: OSError, CheckpointError.
     """
     data = read_file(path)
     named = set(_special_names(tokenizer_config(path.parent)))

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import WordLevel
 
-from specrt.errors import BundleError, RequestError, first_line
+from specrt.errors import BundleError, RequestError, SpecrtError, first_line
 from specrt.text.control_tokens import is_control, read_tokenizer
 from specrt.text.detokenizer import (
     CONTEXT,
@@ -39,6 +39,8 @@ class Tokenizer:
         try:
             found = read_tokenizer(path) if data is None else data
             self._tokenizer: Any = HubTokenizer.from_buffer(found)
+        except SpecrtError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise BundleError(
                 f"{path} is not a tokenizer: {first_line(error)}; build the bundle again"
