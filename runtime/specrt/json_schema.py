@@ -274,19 +274,19 @@ _STEP = re.compile(
 """One step of an expression: an escape, or a character."""
 
 
-def _steps(pattern: str) -> Iterator[tuple[str, str, int]]:
-    """Go through an expression's steps: each with its character, and the classes around it."""
-    depth, opened = 0, False
+def _steps(pattern: str) -> Iterator[tuple[str, str, bool]]:
+    """Go through an expression's steps: each with its character, and whether a class goes on."""
+    within = opened = False
     for step in _STEP.finditer(pattern):
         text, code = step[0], step[1] or step[2] or step[3] or step[4]
         character = chr(min(int(code, 16), sys.maxunicode)) if code else _ESCAPES.get(text, text)
-        if text == "[":
-            depth, opened = depth + 1, True
+        if text == "[" and not within:
+            within = opened = True
         elif not (opened and text == "^"):
-            if text == "]" and depth and not opened:  # right after the opening one it is a member
-                depth -= 1
+            if text == "]" and not opened:  # right after the opening one it is a member
+                within = False
             opened = False
-        yield text, character, depth
+        yield text, character, within
 
 
 _ESCAPES = {r"\a": "\a", r"\v": "\v"}
@@ -306,8 +306,8 @@ def escaped_characters(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for word, pattern in patterns:
         if isinstance(pattern, str):
             verbose = _VERBOSE.search(pattern)
-            for _, character, depth in _steps(pattern):
-                if character in _UNWRITTEN and (verbose or not depth):
+            for _, character, within in _steps(pattern):
+                if character in _UNWRITTEN and (verbose or not within):
                     yield word, character
 
 
@@ -325,20 +325,20 @@ def open_place(parts: list[SchemaPart]) -> str | None:
     return None
 
 
-def _writable(pattern: str) -> str:
-    """Return an expression whose classes never are one unwritable character.
+def _compiler_pattern(pattern: str) -> str:
+    """Return an expression as ECMA-262 has it, in the compiler's syntax.
 
-    The compiler takes such a class for nothing, rather than for what nothing can match. Two more
-    unwritable characters in each class change no other.
+    The compiler has classes within classes, and operators on them; in ECMA-262 these are members.
+    It takes a class of one unwritable character for nothing, rather than for what nothing can
+    match: two more unwritable characters in each class change no other.
     """
     steps = list(_steps(pattern))
-    if not any(character in _UNWRITTEN for _, character, _ in steps):
-        return pattern
-    parts, around = [], 0
-    for text, _, depth in steps:
-        opens, closes = depth == 1 > around, depth == 0 < around
-        parts += ["[" * opens, text, r"\x00\x01]" * closes]
-        around = depth
+    more = r"\x00\x01" * any(character in _UNWRITTEN for _, character, _ in steps)
+    parts, around = [""], False
+    for text, _, within in steps:
+        operates = around and (text == "[" or (text == parts[-1] and text in "&-~"))
+        parts += [more * (around and not within), "\\" * operates + text]
+        around = within
     return "".join(parts)
 
 
@@ -369,10 +369,10 @@ def compiler_form(schema: Any) -> Any:
             own.pop("additionalItems", None)
         _bound_integers(own)
         if isinstance(own.get("pattern"), str):
-            own["pattern"] = _writable(own["pattern"])
+            own["pattern"] = _compiler_pattern(own["pattern"])
         if isinstance(own.get("patternProperties"), Mapping):
             named = own["patternProperties"].items()
-            own["patternProperties"] = {_writable(name): one for name, one in named}
+            own["patternProperties"] = {_compiler_pattern(name): one for name, one in named}
         if own.get("format") in ("date", "date-time") and isinstance(own.get("allOf", []), list):
             own["allOf"] = [*own.get("allOf", ()), {"pattern": _REAL_DATE}]
     return schema

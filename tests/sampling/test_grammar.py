@@ -365,8 +365,11 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"properties": {"a\x01": NULL}}, ['{"a\\u0001":null}', '{"a":1}'], ['{"a\\u0001":1}']),
     *(({"type": "string", "pattern": f"^a{part}$"}, good, bad) for part, good, bad in (
         ("[^\\x00-\\x1f\\x7f]", ['"ab"'], ['"a"']), ("[\\x00-\\x7f]b", ['"acb"'], ['"ab"']),
-        ("([\\x7f]c|b)", ['"ab"'], ['"ac"', '"a"']), ("[^[\\x01b]]", ['"ac"'], ['"ab"', '"a"']),
-        ("[]\\x01]", ['"a]"'], ['"a"']), ("([\\x00-\\x7f&&[\\x7f]]c|b)", ['"ab"'], ['"ac"']))),
+        ("([\\x7f]c|b)", ['"ab"'], ['"ac"', '"a"']), ("[]\\x01]", ['"a]"'], ['"a"']),
+        # Brackets and operators within classes are members, whatever the compiler has them for.
+        ("[^[\\x01b]]", ['"ac]"'], ['"ac"', '"a[]"']), ("[[b]c]", ['"a[c]"', '"abc]"'], ['"ab"']),
+        ("[^[\\]]", ['"ab"'], ['"a["', '"a]"']), ("[b&&[c]]", ['"a&]"', '"a[]"'], ['"ab"', '"ac"']),
+        ("[+--]", ['"a+"', '"a,"', '"a-"'], ['"a."']), ("[b~~c]", ['"ab"', '"a~"'], ['"a"']))),
     ({"type": "string", "minLength": 2, "maxLength": 2, "enum": ["a\x01", "\x01"]},
      ['"a\\u0001"'], ['"a"', '"\\u0001"']),
 ]  # fmt: skip
