@@ -180,6 +180,8 @@ class EngineTarget:
         self._accept = VERIFIERS[params.verifier].accept
         self._prompt_pending = params.prompt_logprobs is not None
         """Whether the prompt is still to be scored."""
+        self._row = 0
+        """The latest row that was looked at in a round."""
 
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
@@ -189,7 +191,14 @@ class EngineTarget:
             self._processors.learn(tokens)
         prompt = (yield from self._score(tokens)) if self._prompt_pending else None
         output = yield from cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
-        verdict = self._verify(proposal, output, len(tokens))
+        self._row = 0
+        try:
+            verdict = self._verify(proposal, output, len(tokens))
+        except (EngineError, RequestError):
+            if self._row == 0:
+                raise
+            # An error only if the text gets there: an accepted token may have ended it.
+            verdict = Verdict(self._row - 1, drafted[self._row - 1])
         if self._params.logprobs is not None:
             committed = [*drafted[: verdict.accepted], verdict.next]
             logprobs = ranked(output.logits[0, : len(committed)], committed, self._params.logprobs)
@@ -216,6 +225,7 @@ class EngineTarget:
         if greedy and self._processors is None:  # the argmax is enough: no logits are read
             best = output.argmax[0].tolist()
             verdict = match_greedy(drafted, best)
+            self._row = verdict.accepted
             if min(best[: verdict.accepted + 1]) < 0:
                 raise not_a_number()
             return verdict
@@ -230,11 +240,13 @@ class EngineTarget:
     def _read(self, output: Output, drafted: Sequence[int], i: int, take: Callable[[Row], T]) -> T:
         """Read a row as the request's processors leave it, behind the tokens drafted before."""
         assert self._processors is not None
+        self._row = i
         if output.argmax[0, i] < 0:
             raise not_a_number()
         return self._processors.read(output.logits[0, i], drafted[:i], take)
 
     def _distribution(self, output: Output, drafted: Sequence[int], i: int) -> Distribution:
+        self._row = i
         if self._processors is None:
             return distribution_of(output, i, self._params)
         return self._read(output, drafted, i, self._processed)
