@@ -344,6 +344,6 @@ def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
     if stored.dtype not in TYPES and tensor.name not in checkpoint.coded:
         raise CheckpointError(
             f"{stored.file}: {tensor.name} is stored as {stored.dtype}; expected one of "
-            f"{', '.join(TYPES)}. Export the checkpoint it was quantised from"
+            f"{', '.join(TYPES)}: save it as one of them, or take the checkpoint it was quantized from"
         )
     return stored
