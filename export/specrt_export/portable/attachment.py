@@ -344,6 +344,6 @@ def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
     if stored.dtype not in TYPES and tensor.name not in checkpoint.coded:
         raise CheckpointError(
             f"{stored.file}: {tensor.name} is stored as {stored.dtype}; expected one of "
-            f"{', '.join(TYPES)}: save it as one of them, or take the checkpoint it was quantized from"
+            f"{', '.join(TYPES)}: save it as one of them, or give the checkpoint that was quantized"
         )
     return stored
