@@ -361,8 +361,11 @@ def compiler_form(schema: Any) -> Any:
     its own pattern has four digits and the days of each month.
     """
     schema = rooted(schema)
-    for part in schema_parts(schema):
-        own: dict[str, Any] = part.schema  # type: ignore[assignment]
+    parts = schema_parts(schema)
+    for own in _unions(parts):
+        own["anyOf"] = own.pop("oneOf")
+    for part in parts:
+        own = part.schema  # type: ignore[assignment]
         for word in own.keys() - ENFORCED:
             del own[word]
         if not isinstance(own.get("items"), list):
@@ -376,6 +379,53 @@ def compiler_form(schema: Any) -> Any:
         if own.get("format") in ("date", "date-time") and isinstance(own.get("allOf", []), list):
             own["allOf"] = [*own.get("allOf", ()), {"pattern": _REAL_DATE}]
     return schema
+
+
+def _unions(parts: list[SchemaPart]) -> list[dict[str, Any]]:
+    """Return schemas of whose `oneOf` no value satisfies two, and into which nothing refers."""
+    leads, found = references(parts), list[dict[str, Any]]()
+    schemas = {part.path: part.schema for part in parts}
+    referred = {to[:at] for to in leads.values() for at in range(len(to) + 1)}
+    for part in parts:
+        own: dict[str, Any] = part.schema  # type: ignore[assignment]
+        place = (*part.path, "oneOf")
+        paths = [(*place, at) for at in range(len(_listed(own, "oneOf")))]
+        if paths and "anyOf" not in own and place not in referred:
+            found += [own] * _told_apart([schemas.get(leads.get(p, p), {}) for p in paths])
+    return found
+
+
+def _told_apart(schemas: list[Mapping[str, Any]]) -> bool:
+    """Tell whether objects of some schemas differ in a property, which all but one require."""
+    texts = [_texts(schema) for schema in schemas]
+    required = [frozenset(filter(_is_text, _listed(schema, "required"))) for schema in schemas]
+    return all(schema.get("type") == "object" for schema in schemas) and any(
+        len(frozenset().union(*(own[name] for own in texts)))
+        == sum(len(own[name]) for own in texts)
+        and sum(name not in own for own in required) <= 1
+        for name in frozenset(texts[0]).intersection(*texts)
+    )
+
+
+def _texts(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Return what properties may be, of those that may be some texts alone."""
+    named = schema.get("properties")
+    parts = named.items() if isinstance(named, Mapping) else ()
+    given = {
+        name: [part["const"]] if "const" in part else _listed(part, "enum")
+        for name, part in parts
+        if isinstance(part, Mapping)
+    }
+    return {name: frozenset(v) for name, v in given.items() if v and all(map(_is_text, v))}
+
+
+def _listed(schema: Mapping[str, Any], word: str) -> list[Any]:
+    given = schema.get(word)
+    return given if isinstance(given, list) else []
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 _MOST_INTEGER = (1 << 63) - 1024

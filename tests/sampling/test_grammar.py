@@ -327,6 +327,12 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({**OBJECT, "minProperties": 1, "maxProperties": 1}, ['{"a":1}'], ["{}", '{"a":1,"b":1}']),
     ({**OBJECT, "minProperties": 2, "required": ["a"]}, ['{"a":1,"b":1}'], ['{"a":1,"a":1}']),
     ({"oneOf": [NULL, {"const": 3}]}, ["null", "3"], ["4"]),
+    # Alternatives that a text of a property tells apart, as pydantic writes them.
+    ({"discriminator": {"propertyName": "is"}, "$defs": {
+        k: {**OBJECT, "properties": {"is": {"const": k}, k: NULL}, "required": ["is"],
+            "additionalProperties": False} for k in "ab"},
+      "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+     ['{"is":"a","a":null}', '{"is":"b"}'], ['{"is":"a","b":null}', '{"is":"c"}', "{}"]),
     ({"allOf": [{"type": "integer"}, {"minimum": 8}]}, ["9"], ["7", '"a"']),
     ({"$ref": "#/definitions/x", "minimum": 8, "definitions": {"x": {"type": "integer"}}},
      ["9"], ["7", '"a"']),
