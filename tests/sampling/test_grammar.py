@@ -137,6 +137,16 @@ def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
         assert (allowed(made), allowed(made, B)) == ([A, B], [EOS])
 
 
+def test_where_nothing_can_follow_that_is_told(grammars: Grammars) -> None:
+    """Every name of the pattern is a property, so none is left once that stands there."""
+    schema = OBJECT | {"properties": {"a": NULL}, "patternProperties": {"^a$": NULL}}
+    made = processor(grammars, json_schema={**schema, "additionalProperties": False})
+    for _ in range(2):
+        with pytest.raises(RequestError, match="nothing that the constraint admits"):
+            allowed(made, *b'{"a":null,  ')
+        assert allowed(made, *b'{"a":null}') == [EOS]
+
+
 def test_a_text_whose_grammar_takes_too_long_fails_alone(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
