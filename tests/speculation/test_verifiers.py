@@ -28,7 +28,7 @@ from specrt.speculation.round import (
     run_rounds,
     speculate,
 )
-from specrt.speculation.target import VERIFIERS, EngineTarget, rejection
+from specrt.speculation.target import VERIFIERS, EngineTarget, Verifier, rejection
 from speculation.support import GREEDY, PROMPT, Whim, drafter_named, loop
 from support.toy import TableEngine, near, plain
 
@@ -600,3 +600,19 @@ def test_no_token_is_taken_from_a_row_that_says_nothing() -> None:
     run_alone(target.verify(PROMPT, NOTHING))
     verdict = run_alone(target.verify([*PROMPT, first], Proposal([second, 1])))
     assert (verdict.accepted, verdict.next) == (0, second)
+
+
+def test_a_rule_that_reads_ahead_accepts_nothing_before_a_row_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reads_ahead(proposal: Proposal, law: Target, noise: Noise, position: int) -> Verdict:
+        first, *_ = [law(i) for i in range(len(proposal.tokens) + 1)]
+        return Verdict(0, first.draw(noise, Purpose.TOKEN, position))
+
+    monkeypatch.setitem(VERIFIERS, "reads ahead", Verifier(reads_ahead))
+    engine = TableEngine(3)
+    engine.no_numbers_from = len(PROMPT) + 2
+    params = SamplingParams(verifier="reads ahead", temperature=1.0, seed=1)
+    target = EngineTarget(KVCache(engine), params, Noise(0))
+    with pytest.raises(EngineError):
+        run_alone(target.verify(PROMPT, Proposal([1, 2])))

@@ -139,11 +139,15 @@ class Verifier(NamedTuple):
     """Whether it reads what the draft drew each token from."""
     draft_noise: Purpose = Purpose.TOKEN
     """The noise a draft draws with: TOKEN is the target's own, DRAFT is independent of it."""
+    in_order: bool = False
+    """Whether it accepts all tokens before a row whose error it lets pass."""
 
 
 VERIFIERS: dict[str, Verifier] = {
-    "match": Verifier(match_draws),
-    "rejection": Verifier(rejection, needs_distributions=True, draft_noise=Purpose.DRAFT),
+    "match": Verifier(match_draws, in_order=True),
+    "rejection": Verifier(
+        rejection, needs_distributions=True, draft_noise=Purpose.DRAFT, in_order=True
+    ),
 }
 """By the name that `SamplingParams.verifier` has; a new verifier is one entry."""
 
@@ -177,7 +181,9 @@ class EngineTarget:
         self._params = params
         self._greedy = params.greedy
         self._noise = noise
-        self._accept = VERIFIERS[params.verifier].accept
+        verifier = VERIFIERS[params.verifier]
+        self._accept = verifier.accept
+        self._in_order = params.greedy or verifier.in_order
         self._prompt_pending = params.prompt_logprobs is not None
         """Whether the prompt is still to be scored."""
         self._row = 0
@@ -195,7 +201,7 @@ class EngineTarget:
         try:
             verdict = self._verify(proposal, output, len(tokens))
         except (EngineError, RequestError):
-            if self._row == 0:
+            if self._row == 0 or not self._in_order:
                 raise
             # An error only if the text gets there: an accepted token may have ended it.
             verdict = Verdict(self._row - 1, drafted[self._row - 1])
