@@ -275,19 +275,19 @@ _STEP = re.compile(
 """One step of an expression: an escape, or a character."""
 
 
-def _steps(pattern: str) -> Iterator[tuple[str, str, int]]:
-    """Go through an expression's steps: each with its character, and the classes around it."""
-    depth, opened = 0, False
+def _steps(pattern: str) -> Iterator[tuple[str, str, bool]]:
+    """Go through an expression's steps: each with its character, and whether a class goes on."""
+    within = opened = False
     for step in _STEP.finditer(pattern):
         text, code = step[0], step[1] or step[2] or step[3] or step[4]
         character = chr(min(int(code, 16), sys.maxunicode)) if code else _ESCAPES.get(text, text)
-        if text == "[":
-            depth, opened = depth + 1, True
+        if text == "[" and not within:
+            within = opened = True
         elif not (opened and text == "^"):
-            if text == "]" and depth and not opened:  # right after the opening one it is a member
-                depth -= 1
+            if text == "]" and not opened:  # right after the opening one it is a member
+                within = False
             opened = False
-        yield text, character, depth
+        yield text, character, within
 
 
 _ESCAPES = {r"\a": "\a", r"\v": "\v"}
@@ -307,8 +307,8 @@ def escaped_characters(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for word, pattern in patterns:
         if isinstance(pattern, str):
             verbose = _VERBOSE.search(pattern)
-            for _, character, depth in _steps(pattern):
-                if character in _UNWRITTEN and (verbose or not depth):
+            for _, character, within in _steps(pattern):
+                if character in _UNWRITTEN and (verbose or not within):
                     yield word, character
 
 
@@ -326,20 +326,20 @@ def open_place(parts: list[SchemaPart]) -> str | None:
     return None
 
 
-def _writable(pattern: str) -> str:
-    """Return an expression whose classes never are one unwritable character.
+def _compiler_pattern(pattern: str) -> str:
+    """Return an expression as ECMA-262 has it, in the compiler's syntax.
 
-    The compiler takes such a class for nothing, rather than for what nothing can match. Two more
-    unwritable characters in each class change no other.
+    The compiler has classes within classes, and operators on them; in ECMA-262 these are members.
+    It takes a class of one unwritable character for nothing, rather than for what nothing can
+    match: two more unwritable characters in each class change no other.
     """
     steps = list(_steps(pattern))
-    if not any(character in _UNWRITTEN for _, character, _ in steps):
-        return pattern
-    parts, around = [], 0
-    for text, _, depth in steps:
-        opens, closes = depth == 1 > around, depth == 0 < around
-        parts += ["[" * opens, text, r"\x00\x01]" * closes]
-        around = depth
+    more = r"\x00\x01" * any(character in _UNWRITTEN for _, character, _ in steps)
+    parts, around = [""], False
+    for text, _, within in steps:
+        operates = around and (text == "[" or (text == parts[-1] and text in "&-~"))
+        parts += [more * (around and not within), "\\" * operates + text]
+        around = within
     return "".join(parts)
 
 
@@ -364,20 +364,23 @@ def compiler_form(schema: Any) -> Any:
     schema = rooted(schema)
     parts = schema_parts(schema)
     places = {_pointer(part.path): part.schema for part in parts}
+    leads = references(parts)
+    referred = {to[:at] for to in leads.values() for at in range(len(to) + 1)}
     for part in parts:
         own: dict[str, Any] = part.schema  # type: ignore[assignment]
         for word in own.keys() - ENFORCED:
             del own[word]
-        if "anyOf" not in own and _told_apart(own.get("oneOf"), places):
+        free = "anyOf" not in own and (*part.path, "oneOf") not in referred
+        if free and _told_apart(own.get("oneOf"), places):
             own["anyOf"] = own.pop("oneOf")
         if not isinstance(own.get("items"), list):
             own.pop("additionalItems", None)
         _bound_integers(own)
         if isinstance(own.get("pattern"), str):
-            own["pattern"] = _writable(own["pattern"])
+            own["pattern"] = _compiler_pattern(own["pattern"])
         if isinstance(own.get("patternProperties"), Mapping):
             named = own["patternProperties"].items()
-            own["patternProperties"] = {_writable(name): one for name, one in named}
+            own["patternProperties"] = {_compiler_pattern(name): one for name, one in named}
         if own.get("format") in ("date", "date-time") and isinstance(own.get("allOf", []), list):
             own["allOf"] = [*own.get("allOf", ()), {"pattern": _REAL_DATE}]
     return schema
@@ -410,10 +413,10 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any], places: Places) -> 
         return True
     if not kinds == others == {"object"}:
         return False
-    for name in _named(one) & _named(other):
-        inner = (_looked_up(each["properties"][name], places) for each in (one, other))
-        first, second = map(_own_values, inner)
-        if first is not None and second is not None and first.isdisjoint(second):
+    properties = [_looked_up(each.get("properties"), places) for each in (one, other)]
+    for name in _required(one) | _required(other):
+        values = [_own_values(_looked_up(named.get(name), places)) for named in properties]
+        if None not in values and frozenset.isdisjoint(*values):  # type: ignore[arg-type]
             return True
     return False
 
@@ -429,12 +432,12 @@ def _looked_up(schema: Any, places: Places) -> Mapping[str, Any]:
     return found
 
 
-def _own_values(schema: Mapping[str, Any]) -> set[tuple[bool, Any]] | None:
+def _own_values(schema: Mapping[str, Any]) -> frozenset[tuple[bool, Any]] | None:
     """Return the values that a schema lists; None where any is more than a name, or none are."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(listed, list) or not all(isinstance(v, str | int | None) for v in listed):
         return None
-    return {(isinstance(value, bool), value) for value in listed}
+    return frozenset((isinstance(value, bool), value) for value in listed)
 
 
 _KINDS = frozenset(("null", "boolean", "number", "string", "array", "object"))
@@ -446,12 +449,13 @@ def _kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset("number" if kind == "integer" else kind for kind in named)
 
 
-def _named(schema: Mapping[str, Any]) -> set[str]:
-    """Return the properties that an object must have, and whose schemas are known."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return set()
-    return {name for name in required if name in properties}
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    required = schema.get("required")
+    return (
+        {name for name in required if isinstance(name, str)}
+        if isinstance(required, list)
+        else set()
+    )
 
 
 _MOST_INTEGER = (1 << 63) - 1024

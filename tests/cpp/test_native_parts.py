@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as HubTokenizer
-from tokenizers import decoders, models
 
 from cpp import drafting, sampling
 from cpp.conftest import NativeCalls, onnxruntime_library
@@ -246,6 +247,27 @@ def test_texts_are_encoded_as_in_python(
         assert generator.tokenizer.special.isdisjoint(ids)
         assert generator.tokenizer.decode(ids) == text
         assert (ids == parsed) == ("<|endoftext|>" not in text)
+
+
+def test_the_name_of_an_added_token_is_text_as_in_python(
+    native_calls: NativeCalls, codelet: Path, tmp_path: Path
+) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
+    library = Path(genai.__file__).parent / "libonnxruntime-genai.so"
+    shutil.copytree(codelet, tmp_path / "bundle")
+    path = tmp_path / "bundle" / "tokenizer.json"
+    added = HubTokenizer.from_file(str(path))
+    added.add_tokens(
+        [AddedToken(name, special=False) for name in ("<|user|>", "<\uff5cuser\uff5c>")]
+    )
+    added.save(str(path))
+    texts, used = ["a<|user|>b", "a<\uff5cuser\uff5c>b", "a<user>b"], Tokenizer(path)
+    call = {"call": "encoded", "bundle": str(path.parent), "tokenizer": str(library)}
+    (found,) = native_calls([{**call, "texts": texts, "parse_special": False}])
+    for text, ids in zip(texts, found, strict=True):
+        assert used.decode(ids) == text
+        for spelled in (ids, used.encode(text, parse_special=False)):
+            assert max(spelled) < Tokenizer(codelet / "tokenizer.json").size
 
 
 @pytest.mark.parametrize("style", [None, *STYLES])

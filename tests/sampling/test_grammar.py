@@ -149,6 +149,16 @@ def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
         assert (allowed(made), allowed(made, B)) == ([A, B], [EOS])
 
 
+def test_where_nothing_can_follow_that_is_told(grammars: Grammars) -> None:
+    """Every name of the pattern is a property, so none is left once that stands there."""
+    schema = OBJECT | {"properties": {"a": NULL}, "patternProperties": {"^a$": NULL}}
+    made = processor(grammars, json_schema={**schema, "additionalProperties": False})
+    for _ in range(2):
+        with pytest.raises(RequestError, match="nothing that the constraint admits"):
+            allowed(made, *b'{"a":null,  ')
+        assert allowed(made, *b'{"a":null}') == [EOS]
+
+
 def test_a_text_whose_grammar_takes_too_long_fails_alone(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +366,12 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
      ['{"is":"cow"}', '{"is":"cat","age":3}', "{}", "3"]),
     ({"oneOf": [{"$ref": "#/$defs/kind"}, {"$ref": "#/$defs/age"}], "$defs": SHAPES},
      ['"dog"', "7"], ['"cat"', "null"]),
+    # Alternatives that a text of a property tells apart, as pydantic writes them.
+    ({"discriminator": {"propertyName": "is"}, "$defs": {
+        k: {**OBJECT, "properties": {"is": {"const": k}, k: NULL}, "required": ["is"],
+            "additionalProperties": False} for k in "ab"},
+      "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+     ['{"is":"a","a":null}', '{"is":"b"}'], ['{"is":"a","b":null}', '{"is":"c"}', "{}"]),
     ({"allOf": [{"type": "integer"}, {"minimum": 8}]}, ["9"], ["7", '"a"']),
     ({"$ref": "#/definitions/x", "minimum": 8, "definitions": {"x": {"type": "integer"}}},
      ["9"], ["7", '"a"']),
@@ -394,8 +410,11 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"properties": {"a\x01": NULL}}, ['{"a\\u0001":null}', '{"a":1}'], ['{"a\\u0001":1}']),
     *(({"type": "string", "pattern": f"^a{part}$"}, good, bad) for part, good, bad in (
         ("[^\\x00-\\x1f\\x7f]", ['"ab"'], ['"a"']), ("[\\x00-\\x7f]b", ['"acb"'], ['"ab"']),
-        ("([\\x7f]c|b)", ['"ab"'], ['"ac"', '"a"']), ("[^[\\x01b]]", ['"ac"'], ['"ab"', '"a"']),
-        ("[]\\x01]", ['"a]"'], ['"a"']), ("([\\x00-\\x7f&&[\\x7f]]c|b)", ['"ab"'], ['"ac"']))),
+        ("([\\x7f]c|b)", ['"ab"'], ['"ac"', '"a"']), ("[]\\x01]", ['"a]"'], ['"a"']),
+        # Brackets and operators within classes are members, whatever the compiler has them for.
+        ("[^[\\x01b]]", ['"ac]"'], ['"ac"', '"a[]"']), ("[[b]c]", ['"a[c]"', '"abc]"'], ['"ab"']),
+        ("[^[\\]]", ['"ab"'], ['"a["', '"a]"']), ("[b&&[c]]", ['"a&]"', '"a[]"'], ['"ab"', '"ac"']),
+        ("[+--]", ['"a+"', '"a,"', '"a-"'], ['"a."']), ("[b~~c]", ['"ab"', '"a~"'], ['"a"']))),
     ({"type": "string", "minLength": 2, "maxLength": 2, "enum": ["a\x01", "\x01"]},
      ['"a\\u0001"'], ['"a"', '"\\u0001"']),
 ]  # fmt: skip

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specrt.params import SamplingParams
+from specrt.params import Callback, Row, SamplingParams
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import run_alone
+from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
 from speculation.support import PROMPT
 from support.toy import Call, TableEngine, generator, near, plain, run
@@ -112,6 +114,38 @@ def test_an_end_cuts_wherever_it_falls(tokenizer: Tokenizer, gamma: int, kind: s
         assert done.finish_reason == ("length" if kind == "max_tokens" else "stop")
         assert done.stop_reason == {"stop token": letter, "stop string": stop}.get(kind)
         assert len(done.token_ids) == done.speculation.emitted + 1
+
+
+def _fails_behind(length: int) -> Callback:
+    def fail(tokens: Sequence[int], scores: Row) -> Row:
+        if len(tokens) > length:
+            raise ValueError("too far")
+        return scores
+
+    return fail
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+@pytest.mark.parametrize("how", ["no numbers", "function", "match", "rejection"])
+def test_what_fails_behind_the_end_of_a_text_is_no_error(
+    tokenizer: Tokenizer, gamma: int, how: str
+) -> None:
+    """Where the text goes on it fails behind the same tokens."""
+    for tokens in range(2, 8):
+        target, draft = spelled(tokenizer)
+        most, options = len(PROMPT) + tokens - 1, dict[str, Any]()
+        if how == "no numbers":
+            target.no_numbers_from = most + 1
+        else:
+            options["logits_processors"] = (_fails_behind(most),)
+        if how in VERIFIERS:
+            options |= {"temperature": 0.01, "verifier": how, "seed": 3}
+        made = generator(target, draft, tokenizer)
+        for stop in (bytes(LETTERS[:tokens]).decode(), "never"):
+            params = SamplingParams(stop=(stop,), **options)
+            (done,) = made.generate_many([PROMPT], params, gamma=gamma)[0]
+            assert done.token_ids == LETTERS[:tokens]
+            assert done.finish_reason == ("error" if stop == "never" else "stop")
 
 
 def test_the_models_own_end_can_be_ignored(tokenizer: Tokenizer) -> None:

@@ -28,7 +28,7 @@ from specrt.speculation.round import (
     run_rounds,
     speculate,
 )
-from specrt.speculation.target import VERIFIERS, EngineTarget, rejection
+from specrt.speculation.target import VERIFIERS, EngineTarget, Verifier, rejection
 from speculation.support import GREEDY, PROMPT, Whim, drafter_named, loop
 from support.toy import TableEngine, near, plain
 
@@ -586,7 +586,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted(params: SamplingParams) 
     assert [r.accepted for r in done.rounds] == [0] + [4] * 8
 
 
-def test_no_number_behind_an_accepted_token_is_refused() -> None:
+def test_no_token_is_taken_from_a_row_that_says_nothing() -> None:
     class Broken(TableEngine):
         def forward(self, *args: Any) -> Any:
             output = super().forward(*args)
@@ -598,5 +598,21 @@ def test_no_number_behind_an_accepted_token_is_refused() -> None:
     first, second = plain(engine, PROMPT, 2)
     target = EngineTarget(KVCache(engine), GREEDY, Noise(0))
     run_alone(target.verify(PROMPT, NOTHING))
-    with pytest.raises(EngineError, match="are not numbers"):
-        run_alone(target.verify([*PROMPT, first], Proposal([second, 1])))
+    verdict = run_alone(target.verify([*PROMPT, first], Proposal([second, 1])))
+    assert (verdict.accepted, verdict.next) == (0, second)
+
+
+def test_a_rule_that_reads_ahead_accepts_nothing_before_a_row_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reads_ahead(proposal: Proposal, law: Target, noise: Noise, position: int) -> Verdict:
+        first, *_ = [law(i) for i in range(len(proposal.tokens) + 1)]
+        return Verdict(0, first.draw(noise, Purpose.TOKEN, position))
+
+    monkeypatch.setitem(VERIFIERS, "reads ahead", Verifier(reads_ahead))
+    engine = TableEngine(3)
+    engine.no_numbers_from = len(PROMPT) + 2
+    params = SamplingParams(verifier="reads ahead", temperature=1.0, seed=1)
+    target = EngineTarget(KVCache(engine), params, Noise(0))
+    with pytest.raises(EngineError):
+        run_alone(target.verify(PROMPT, Proposal([1, 2])))

@@ -88,6 +88,8 @@ class TableEngine:
         self.corrupt = corrupt
         self.script: dict[int, int] = {}
         """Position -> the token that must be the most likely there."""
+        self.no_numbers_from = max_length + 1
+        """The position from which the scores are NaN."""
         self.buffer = np.full((batch, max_length), -1, np.int64)
         self.calls: list[Call] = []
         self.closed = False
@@ -139,6 +141,8 @@ class TableEngine:
             at = self._found[name] = (key >> 24) % _ROWS
         logits: NDArray[np.float32] = self.table[at]
         position = len(seen)
+        if position >= self.no_numbers_from:
+            return np.full_like(logits, np.nan)
         if position in self.wrong_at:
             logits = -logits
         if position in self.script:

@@ -270,6 +270,8 @@ def test_what_a_template_writes_is_no_token_in_contents_and_other_added_tokens_a
         begin, end = names.index("<|user|>") + 1, names.index("<end>")
         assert ids[begin:end] == reference.encode(content, add_special_tokens=False).ids
         assert used.encode(str(prompt), special=False)[:begin] == ids[:begin]
+        raw = [hub(used).id_to_token(i) for i in used.encode(content, parse_special=False)]
+        assert not {"<|user|>", "<|assistant|>"} & {*raw}
 
 
 @pytest.fixture(scope="session")

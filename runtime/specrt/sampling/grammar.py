@@ -201,13 +201,16 @@ def _lark(text: str) -> str:
         raise RequestError(f"grammar cannot be read: {one_line(str(error))}") from None
 
 
+_NOTHING = "NoExtensionBias"
+"""The compiler's word for a text that nothing can follow."""
+
 _SOURCES = {"json_schema": _json, "regex": _regex, "choice": _regex, "grammar": _lark}
 
 
 def _refused(constraint: Constraint, message: str) -> RequestError:
     advice = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
     reason = one_line(message).replace(advice, "write anyOf where alternatives may overlap")
-    reason = reason.replace("NoExtensionBias", "it admits nothing")
+    reason = reason.replace(_NOTHING, "it admits nothing")
     return RequestError(f"{constraint.kind} cannot be enforced: {reason}")
 
 
@@ -344,6 +347,11 @@ class GrammarProcessor:
         self._matcher.try_consume_tokens(self._text)
         self._ahead.clear()
         self._computed.clear()
+        if _NOTHING in reason:
+            return RequestError(
+                "nothing that the constraint admits goes on from here; give one that can end on "
+                "every way it may take"
+            )
         return RequestError(f"the constraint became too complex to follow: {reason}")
 
 

@@ -139,11 +139,15 @@ class Verifier(NamedTuple):
     """Whether it reads what the draft drew each token from."""
     draft_noise: Purpose = Purpose.TOKEN
     """The noise a draft draws with: TOKEN is the target's own, DRAFT is independent of it."""
+    in_order: bool = False
+    """Whether it accepts all tokens before a row whose error it lets pass."""
 
 
 VERIFIERS: dict[str, Verifier] = {
-    "match": Verifier(match_draws),
-    "rejection": Verifier(rejection, needs_distributions=True, draft_noise=Purpose.DRAFT),
+    "match": Verifier(match_draws, in_order=True),
+    "rejection": Verifier(
+        rejection, needs_distributions=True, draft_noise=Purpose.DRAFT, in_order=True
+    ),
 }
 """By the name that `SamplingParams.verifier` has; a new verifier is one entry."""
 
@@ -177,9 +181,13 @@ class EngineTarget:
         self._params = params
         self._greedy = params.greedy
         self._noise = noise
-        self._accept = VERIFIERS[params.verifier].accept
+        verifier = VERIFIERS[params.verifier]
+        self._accept = verifier.accept
+        self._in_order = params.greedy or verifier.in_order
         self._prompt_pending = params.prompt_logprobs is not None
         """Whether the prompt is still to be scored."""
+        self._row = 0
+        """The latest row that was looked at in a round."""
 
     def verify(self, tokens: Sequence[int], proposal: Proposal) -> Passes[Verdict]:
         """Feed what the cache lacks plus the drafted tokens in one pass, and apply the rule."""
@@ -189,7 +197,14 @@ class EngineTarget:
             self._processors.learn(tokens)
         prompt = (yield from self._score(tokens)) if self._prompt_pending else None
         output = yield from cache.feed([*tokens[cache.length :], *drafted], len(drafted) + 1)
-        verdict = self._verify(proposal, output, len(tokens))
+        self._row = 0
+        try:
+            verdict = self._verify(proposal, output, len(tokens))
+        except (EngineError, RequestError):
+            if self._row == 0 or not self._in_order:
+                raise
+            # An error only if the text gets there: an accepted token may have ended it.
+            verdict = Verdict(self._row - 1, drafted[self._row - 1])
         if self._params.logprobs is not None:
             committed = [*drafted[: verdict.accepted], verdict.next]
             logprobs = ranked(output.logits[0, : len(committed)], committed, self._params.logprobs)
@@ -216,6 +231,7 @@ class EngineTarget:
         if greedy and self._processors is None:  # the argmax is enough: no logits are read
             best = output.argmax[0].tolist()
             verdict = match_greedy(drafted, best)
+            self._row = verdict.accepted
             if min(best[: verdict.accepted + 1]) < 0:
                 raise not_a_number()
             return verdict
@@ -230,11 +246,13 @@ class EngineTarget:
     def _read(self, output: Output, drafted: Sequence[int], i: int, take: Callable[[Row], T]) -> T:
         """Read a row as the request's processors leave it, behind the tokens drafted before."""
         assert self._processors is not None
+        self._row = i
         if output.argmax[0, i] < 0:
             raise not_a_number()
         return self._processors.read(output.logits[0, i], drafted[:i], take)
 
     def _distribution(self, output: Output, drafted: Sequence[int], i: int) -> Distribution:
+        self._row = i
         if self._processors is None:
             return distribution_of(output, i, self._params)
         return self._read(output, drafted, i, self._processed)

@@ -137,7 +137,7 @@ class Tokenizer:
         made = self._encoders.get(template)
         if made is None:
             added = self._tokenizer.get_added_tokens_decoder().items()
-            names = {} if template is None else {i: token.content for i, token in added}
+            names = {i: token.content for i, token in added}
             more = {i: name for i, name in names.items() if is_control(name, template or ())}
             made = Encoder(self._tokenizer, more | self._controls)
             self._encoders[template] = made

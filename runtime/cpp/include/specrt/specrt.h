@@ -205,9 +205,10 @@ SPECRT_API specrt_status specrt_params_add_bias(specrt_params* params, int64_t t
  * drafted ones included. Minus infinity rules a token out. Called for each row looked at, on the
  * thread that runs its pass: native, the generating one; hosted, where sessions share passes, that
  * of any session. Must not generate. Returns 0, or anything else to end the generation with
- * SPECRT_CALLBACK; so does a score that is left NaN or plus infinity. None is called, or still
- * runs, once its generation has ended: the function that generates has returned, `specrt_next` has
- * set NULL, or, where nobody reads on, `specrt_session_close` has returned. */
+ * SPECRT_CALLBACK; so does a score that is left NaN or plus infinity. Behind drafted tokens it ends
+ * it only if the text gets there: it is called again then. None is called, or still runs, once its
+ * generation has ended: the function that generates has returned, `specrt_next` has set NULL, or,
+ * where nobody reads on, `specrt_session_close` has returned. */
 typedef int32_t (*specrt_processor)(void* user, const int64_t* ids, size_t count, float* scores,
                                     size_t vocabulary);
 SPECRT_API specrt_status specrt_params_add_processor(specrt_params* params,

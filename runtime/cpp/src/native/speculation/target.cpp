@@ -133,7 +133,15 @@ Verdict Target::verify(const std::vector<Token>& tokens, const Proposal& proposa
   fed_.assign(tokens.begin() + static_cast<std::ptrdiff_t>(cache_.length), tokens.end());
   fed_.insert(fed_.end(), drafted.begin(), drafted.end());
   const Output output = cache_.feed(fed_, drafted.size() + 1);
-  const Verdict verdict = verify_rows(proposal, output, tokens.size());
+  Verdict verdict;
+  row_ = 0;
+  try {
+    verdict = verify_rows(proposal, output, tokens.size());
+  } catch (const Failure&) {
+    if (row_ == 0) throw;
+    // A failure only if the text gets there: an accepted token may have ended it.
+    verdict = {row_ - 1, drafted[row_ - 1]};
+  }
   if (params_.logprobs) {
     const auto most = static_cast<std::size_t>(*params_.logprobs);
     for (std::size_t i = 0; i <= verdict.accepted; ++i) {
@@ -148,6 +156,7 @@ Verdict Target::verify(const std::vector<Token>& tokens, const Proposal& proposa
 Verdict Target::verify_rows(const Proposal& proposal, const Output& output, std::size_t position) {
   if (params_.greedy() && processors_ == nullptr) {  // the argmax says it all: logits stay unread
     return match(proposal.tokens, [&](std::size_t i) {
+      row_ = i;
       if (output.argmax[i] < 0) {
         throw not_a_number();
       }
@@ -168,6 +177,7 @@ Verdict Target::verify_rows(const Proposal& proposal, const Output& output, std:
 }
 
 const float* Target::row(const Output& output, const Proposal& proposal, std::size_t i) {
+  row_ = i;
   if (processors_ == nullptr) {
     return output.row(i);
   }

@@ -49,6 +49,7 @@ class Target {
   const Noise& noise_;
   LogitsProcessors* processors_;
   std::vector<Token> fed_;
+  std::size_t row_ = 0;  // the latest row that was looked at in a round
 };
 
 }  // namespace specrt::native

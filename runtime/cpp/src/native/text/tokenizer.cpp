@@ -102,6 +102,19 @@ namespace {
 
 constexpr std::int64_t kMostTokens = 1 << 30;
 
+// Whether an added token is a control token by its name, as <|user|> is; U+FF5C is a bar, too.
+bool is_control(const std::string& name) {
+  for (const std::string begin : {"<|", "<\xEF\xBD\x9C"}) {
+    for (const std::string end : {"|>", "\xEF\xBD\x9C>"}) {
+      if (name.size() >= begin.size() + end.size() && name.rfind(begin, 0) == 0 &&
+          name.compare(name.size() - end.size(), end.size(), end) == 0) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // Whether a part of a tokenizer, or one that it is made of, is of a type.
 bool has_type(const Json& part, const char* type) {
   if (part.kind() == Json::Kind::kObject) {
@@ -178,7 +191,10 @@ void Tokenizer::read(const Json& file) {
   const Json* const added = file.find("added_tokens");
   if (added != nullptr && !added->is_null()) {
     for (const Json& token : added->items()) {
-      add(token.at("id").integer(), token.at("content").text(), token.at("special").boolean());
+      const std::string& name = token.at("content").text();
+      const bool special = token.at("special").boolean();
+      add(token.at("id").integer(), name, special);
+      if (!special && is_control(name)) controls_.push_back(name);
     }
   }
 }
