@@ -75,6 +75,11 @@ def test_a_build_is_installed_whole_or_not_at_all(
     names = sorted(path.name for path in (tmp_path / "out").rglob("*") if not path.is_dir())
     assert names == ["installed.txt", "libspecrt.so", "libspecrt.so.0.1.0", "libspecrt.so.1"]
     assert (tmp_path / "out/lib/libspecrt.so").is_symlink()
+    project.write_text(
+        PROJECT.replace("RETURNED", "1").replace("SHARED", "STATIC").replace("LIBRARY", "ARCHIVE")
+    )
+    ran = cli("config", "--build", "--static", "--libs", "--to", tmp_path / "out")
+    assert ran.out.endswith("-lspecrt -lstdc++ -lm -lpthread -ldl\n")
     project.write_text(PROJECT.replace("RETURNED", "1").replace("specrt", "other"))
     assert cli("config", "--build", "--to", tmp_path / "out").status == 0
     (tmp_path / "out/lib/mine").touch()
