@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -162,8 +163,9 @@ def test_json_has_points_where_the_application_has_commas(
     if subprocess.run(made, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the sources of locales")
     comma = {"LOCPATH": str(tmp_path), "LC_ALL": "de_DE.UTF-8"}
-    point, completion = native.run("locale", environment=comma, bundle=codelet)
+    point, *notices, completion = native.run("locale", environment=comma, bundle=codelet)
     assert point == ","
+    assert re.search(r"\d\.\d MB", "".join(notices))
     assert len(json.loads(completion)["logprobs"]) == 3
     assert json.loads(completion)["ttft_ms"] > 0
 
