@@ -78,6 +78,14 @@ def stopped() -> Iterator[Case]:
         yield {"call": "stopped", "stops": stops, "pieces": pieces}, shown
 
 
+def many_stops() -> Iterator[Case]:
+    """Yield a text and more stop strings than can be looked for one by one."""
+    stops = [f"{number}." for number in range(10**5)]
+    pieces = [f"{number:x} " for number in range(3000)]
+    call = {"call": "stopped", "stops": stops, "pieces": [*pieces, "4", "2."]}
+    yield call, [*pieces, "", "", "42."]
+
+
 def windowed() -> Iterator[Case]:
     """Yield tokens that a decoder puts spaces between, also behind those of a prompt."""
     chance = random.Random(9)
@@ -100,7 +108,8 @@ def cancelled() -> Iterator[Case]:
 
 
 EXACT: tuple[Callable[[], Iterator[Case]], ...] = (
-    decoded, stopped, windowed, cancelled, sampling.rules, drafting.built, drafting.ngram,
+    decoded, stopped, many_stops, windowed, cancelled, sampling.rules, drafting.built,
+    drafting.ngram,
 )  # fmt: skip
 ROUNDED = (sampling.sampling, sampling.verify, sampling.logprobs, drafting.draft)
 """What goes through an exponential or a logarithm, which libraries round in ways of their own."""

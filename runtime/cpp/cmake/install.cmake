@@ -17,6 +17,12 @@ set(plain_name ${CMAKE_${kind}_LIBRARY_PREFIX}specrt${CMAKE_${kind}_LIBRARY_SUFF
 add_custom_command(TARGET specrt POST_BUILD COMMAND ${CMAKE_COMMAND} -E
   create_symlink $<TARGET_LINKER_FILE_NAME:specrt> ${CMAKE_CURRENT_BINARY_DIR}/${plain_name})
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${plain_name} DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Linkers take the shared one of two.
+set(other_name ${CMAKE_SHARED_LIBRARY_PREFIX}specrt${CMAKE_SHARED_LIBRARY_SUFFIX})
+if(BUILD_SHARED_LIBS)
+  set(other_name ${CMAKE_STATIC_LIBRARY_PREFIX}specrt${CMAKE_STATIC_LIBRARY_SUFFIX})
+endif()
+install(CODE "file(REMOVE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/${other_name}\")")
 install(DIRECTORY include/specrt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 install(EXPORT specrtTargets NAMESPACE specrt:: DESTINATION ${package_dir})

@@ -19,4 +19,9 @@ class Failure : public std::runtime_error {
   specrt_status status_;
 };
 
+// A failure of a library or of the system: out of memory where its reason says so, and with another
+// remedy where that is too many open files.
+Failure failure_of(specrt_status status, const std::string& what, const std::string& reason,
+                   const std::string& remedy);
+
 }  // namespace specrt

@@ -155,6 +155,9 @@ def _run(stage: str, command: Sequence[str], more: dict[str, str] | None = None)
         )
 
 
+LIBRARY, STATIC = "libspecrt.so", "libspecrt.a"
+_OTHER = {LIBRARY: STATIC, STATIC: LIBRARY}
+
 MANIFEST = Path("lib", "cmake", "specrt", "installed.txt")
 """Under a prefix: every file that a build has put there."""
 
@@ -175,6 +178,9 @@ def _place(stage: Path, prefix: Path) -> None:
             shutil.copy2(path, new, follow_symlinks=False)
         for new, place in beside:
             new.replace(place)
+        for _, place in pairs:  # linkers take the shared one of two
+            if place.name in _OTHER:
+                place.with_name(_OTHER[place.name]).unlink(missing_ok=True)
     except OSError as error:
         raise BuildError(
             f"{prefix} cannot be written to ({error.strerror}); name another folder with --to"
@@ -213,7 +219,6 @@ def remove_library(prefix: Path) -> None:
                 (prefix / parent).rmdir()
 
 
-LIBRARY, STATIC = "libspecrt.so", "libspecrt.a"
 _STATIC_FLAGS = " -lstdc++ -lm -lpthread -ldl"
 """What a program needs besides that is linked with a static library."""
 

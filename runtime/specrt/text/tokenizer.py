@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers.models import WordLevel
 
-from specrt.errors import BundleError, RequestError, SpecrtError, first_line
+from specrt.errors import BundleError, RequestError, SpecrtError, first_line, shortage
 from specrt.text.control_tokens import is_control, read_tokenizer
 from specrt.text.detokenizer import (
     CONTEXT,
@@ -43,7 +43,8 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception
             raise BundleError(
-                f"{path} is not a tokenizer: {first_line(error)}; build the bundle again"
+                f"{path} is not a tokenizer: {first_line(error)}; "
+                f"{shortage(error) or 'build the bundle again'}"
             ) from error
         self.sha256 = hashlib.sha256(found).hexdigest()
         """Of what was read."""

@@ -431,9 +431,12 @@ void opening() {
   }
 }
 
-// JSON has points where the application has commas.
+// JSON and notices have points where the application has commas.
 void locale() {
   print(std::setlocale(LC_ALL, "") ? std::localeconv()->decimal_point : "none");
+  specrt::OpenOptions scarce;
+  scarce.memory_bytes = 1;
+  print(Generator(given["bundle"], scarce).info().notices);
   const Generator generator = open();
   Session session = generator.session();
   session.generate(kPrompt, params_of(3).logprobs(1));

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "abi/log.hpp"
@@ -100,6 +101,12 @@ specrt_status caught() noexcept {
     return keep(failure.status(), failure.what());
   } catch (const std::bad_alloc&) {
     return keep(SPECRT_MEMORY, "not enough memory; close what is not needed, or raise the limit");
+  } catch (const std::system_error& error) {
+    const bool starved = error.code() == std::errc::resource_unavailable_try_again ||
+                         error.code() == std::errc::not_enough_memory;
+    if (!starved) return keep(SPECRT_INTERNAL, error.what());
+    return keep(SPECRT_MEMORY,
+                "the system gives no thread; end what is not needed, or raise the limit");
   } catch (const std::exception& error) {
     return keep(SPECRT_INTERNAL, error.what());
   } catch (...) {

@@ -111,10 +111,10 @@ Object import_runtime() {
   const PythonApi& api = Interpreter::get().api();
   Object module(api.PyImport_ImportModule(kModule));
   if (module.get() == nullptr) {
-    throw Failure(SPECRT_ENGINE, "specrt cannot be imported by the Python of this process (" +
-                                     raised_text() +
-                                     "); install it there with `pip install specrt`, or name an "
-                                     "interpreter that has it as `python` of specrt_open_options");
+    throw failure_of(SPECRT_ENGINE, "specrt cannot be imported by the Python of this process",
+                     raised_text(),
+                     "install it there with `pip install specrt`, or name an interpreter that has "
+                     "it as `python` of specrt_open_options");
   }
   const Object protocol = attribute(module.get(), "PROTOCOL");
   if (api.PyLong_AsLongLong(protocol.get()) != kProtocol) {

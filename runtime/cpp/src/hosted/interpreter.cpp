@@ -15,10 +15,9 @@ void* open_library(const Python& python) {
   void* library = dlopen(python.library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     const char* reason = dlerror();
-    throw Failure(SPECRT_ENGINE, python.library + " cannot be loaded (" +
-                                     (reason == nullptr ? "no reason given" : reason) +
-                                     "); name an interpreter that is there as `python` of "
-                                     "specrt_open_options");
+    throw failure_of(SPECRT_ENGINE, python.library + " cannot be loaded",
+                     reason == nullptr ? "no reason given" : reason,
+                     "name an interpreter that is there as `python` of specrt_open_options");
   }
   return library;
 }

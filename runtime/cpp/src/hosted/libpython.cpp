@@ -21,7 +21,8 @@ class Pipe {
  public:
   Pipe() {
     if (pipe2(ends_, O_CLOEXEC) != 0) {
-      throw Failure(SPECRT_INTERNAL, std::string("no pipe could be made: ") + strerror(errno));
+      throw failure_of(SPECRT_ENGINE, "no pipe to Python could be made", strerror(errno),
+                       "open the bundle again");
     }
   }
   Pipe(const Pipe&) = delete;
@@ -93,9 +94,9 @@ std::string ask(std::string interpreter) {
   const int problem =
       posix_spawn(&child, interpreter.c_str(), actions.get(), nullptr, arguments, environ);
   if (problem != 0) {
-    throw Failure(SPECRT_INVALID_ARGUMENT, "python is '" + interpreter +
-                                               "', which cannot be run (" + strerror(problem) +
-                                               "); expected the path of an interpreter");
+    throw failure_of(SPECRT_INVALID_ARGUMENT,
+                     "python is '" + interpreter + "', which cannot be run", strerror(problem),
+                     "expected the path of an interpreter");
   }
   pipe.close_writer();
   std::string output = pipe.read_all();

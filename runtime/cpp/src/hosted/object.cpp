@@ -146,7 +146,8 @@ std::string raised_text() {
   api.PyErr_Fetch(&kind, &value, &trace);
   api.PyErr_NormalizeException(&kind, &value, &trace);
   const Object own_kind(kind), own_value(value), own_trace(trace);
-  return text_of(value == nullptr ? kind : value);
+  const std::string text = text_of(value == nullptr ? kind : value);
+  return text.empty() ? text_of(kind) : text;
 }
 
 void throw_raised() {
@@ -157,7 +158,7 @@ void throw_raised() {
     api.PyErr_SetInterrupt();  // the Python that called us hears of it when it goes on
     throw Failure(SPECRT_CANCELLED, "the generation was interrupted");
   }
-  throw Failure(SPECRT_INTERNAL, "Python failed: " + raised_text());
+  throw failure_of(SPECRT_INTERNAL, "Python failed", raised_text(), "this is a bug of specrt");
 }
 
 }  // namespace specrt::hosted

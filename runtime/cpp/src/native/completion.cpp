@@ -2,9 +2,6 @@
 #include "native/completion.hpp"
 
 #include <algorithm>
-#include <limits>
-#include <locale>
-#include <sstream>
 
 #include "native/text/json.hpp"
 #include "native/text/tokenizer.hpp"
@@ -79,21 +76,6 @@ namespace {
 // What JSON, which knows no infinity, says of a token that the model rules out.
 constexpr double kLeast = -9999.0;
 
-// A number with so many digits behind the point; with all of them that there are to a double where
-// none are given. The application's locale may write numbers with commas.
-std::string number(double value, int digits = 0) {
-  std::ostringstream text;
-  text.imbue(std::locale::classic());
-  if (digits > 0) {
-    text.setf(std::ios::fixed);
-    text.precision(digits);
-  } else {
-    text.precision(std::numeric_limits<double>::max_digits10);
-  }
-  text << value;
-  return text.str();
-}
-
 double share(std::uint64_t part, std::uint64_t whole) {
   return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -119,7 +101,7 @@ Logprobs told(const Ranked& ranked) {
 std::string entry(const Ranked& ranked, const Tokenizer& tokenizer) {
   return listed(told(ranked), "{}", [&](const specrt_logprob& one) {
     return quoted(std::to_string(one.token)) +
-           ": {\"logprob\": " + number(std::max(one.logprob, kLeast)) +
+           ": {\"logprob\": " + decimal(std::max(one.logprob, kLeast)) +
            ", \"rank\": " + std::to_string(one.rank) +
            ", \"decoded_token\": " + quoted(tokenizer.piece(one.token)) + "}";
   });
@@ -139,9 +121,9 @@ std::string speculation(const Completion& done) {
          ", \"evaluated\": " + std::to_string(done.evaluated) +
          ", \"accepted\": " + std::to_string(done.accepted) +
          ", \"emitted\": " + std::to_string(done.emitted) +
-         ", \"acceptance_rate\": " + number(share(done.accepted, done.evaluated), 4) +
-         ", \"draft_yield\": " + number(share(done.accepted, done.drafted), 4) +
-         ", \"tokens_per_round\": " + number(share(done.emitted, done.rounds), 4) +
+         ", \"acceptance_rate\": " + decimal(share(done.accepted, done.evaluated), 4) +
+         ", \"draft_yield\": " + decimal(share(done.accepted, done.drafted), 4) +
+         ", \"tokens_per_round\": " + decimal(share(done.emitted, done.rounds), 4) +
          ", \"sources\": " + listed(done.sources, "{}", source) + "}";
 }
 
@@ -170,9 +152,9 @@ std::string Completion::json(const Tokenizer& tokenizer) const {
       ", \"cached_tokens\": " + std::to_string(cached_tokens) +
       ", \"finish_reason\": " + or_null(finish_reason) +
       ", \"stop_reason\": " + stop_reason(*this) + ", \"seed\": " + std::to_string(seed) +
-      ", \"queue_ms\": " + number(times.queue_ms, 3) +
-      ", \"ttft_ms\": " + number(times.ttft_ms, 3) + ", \"itl_ms\": " + number(times.itl_ms, 3) +
-      ", \"tokens_per_second\": " + number(times.tokens_per_second, 2) +
+      ", \"queue_ms\": " + decimal(times.queue_ms, 3) +
+      ", \"ttft_ms\": " + decimal(times.ttft_ms, 3) + ", \"itl_ms\": " + decimal(times.itl_ms, 3) +
+      ", \"tokens_per_second\": " + decimal(times.tokens_per_second, 2) +
       ", \"speculation\": " + speculation(*this);
   if (wants_logprobs) {
     object += ", \"logprobs\": " + listed(logprobs, "[]", written);

@@ -192,23 +192,4 @@ std::uint64_t available_bytes() {
   return free == 0 ? left : std::min(free, left);
 }
 
-namespace {
-
-constexpr const char* kShortages[] = {"bad_alloc", "bad allocation", "failed to map segment",
-                                      "Cannot allocate memory", "Failed to allocate memory"};
-
-}  // namespace
-
-Failure failure_of(specrt_status status, const std::string& what, const std::string& reason,
-                   const std::string& remedy) {
-  const std::string told = what + " (" + reason + "); ";
-  const auto is_in = [&](const char* words) { return reason.find(words) != std::string::npos; };
-  if (std::none_of(std::begin(kShortages), std::end(kShortages), is_in))
-    return Failure(status, told + remedy);
-  return Failure(SPECRT_MEMORY,
-                 told +
-                     "not enough memory: free some, raise the limit of `ulimit -v` if there is "
-                     "one, or take a smaller bundle");
-}
-
 }  // namespace specrt::native

@@ -29,11 +29,6 @@ std::string machine_name();
 
 int cores_here();
 
-// What a library's refusal is to the caller: that the system gave no memory where that is the
-// reason, which libraries tell in words alone; else a status, and a remedy.
-Failure failure_of(specrt_status status, const std::string& what, const std::string& reason,
-                   const std::string& remedy);
-
 // Bytes that can be taken without swapping; 0 where the system does not tell.
 std::uint64_t available_bytes();
 

@@ -22,7 +22,7 @@ namespace specrt::native {
 
 namespace {
 
-constexpr char kRebuild[] = "; build the bundle again with `specrt build RECIPE`";
+constexpr char kRebuild[] = "build the bundle again with `specrt build RECIPE`";
 constexpr std::size_t kReaders = 4;
 
 [[noreturn]] void refuse(const std::string& what) { throw Failure(SPECRT_BUNDLE, what); }
@@ -88,8 +88,8 @@ void check_kernels(const std::string& folder, const Record& record) {
   refuse(folder + " was built " +
          (is_named ? "for CPU kernels of " + shown(built->second)
                    : std::string("before there were CPU kernels")) +
-         ", and this library has those of " + shown(std::string(kernels::kLayout)) + kRebuild +
-         ", where `specrt doctor` finds CPU kernels");
+         ", and this library has those of " + shown(std::string(kernels::kLayout)) + "; " +
+         kRebuild + ", where `specrt doctor` finds CPU kernels");
 }
 
 // Refuse a library older than the one that saved the engines; newer ones read them.
@@ -119,19 +119,18 @@ std::string problem_of(const std::string& path, const HashedFile& expected, File
     const auto size = static_cast<std::uint64_t>(info.st_size);
     if (size != expected.bytes)
       return path + " has " + std::to_string(size) + " bytes, expected " +
-             std::to_string(expected.bytes) + kRebuild;
+             std::to_string(expected.bytes) + "; " + kRebuild;
     if (!S_ISREG(info.st_mode)) throw std::system_error(EISDIR, std::generic_category());
     const HashedFile hashed = hash_file(path);
     found = hashed.state;
     if (hashed.bytes == expected.bytes && hashed.sha256 == expected.sha256) return "";
     return path + " is not the file that was built (sha256 " + hashed.sha256.substr(0, 12) +
-           ", expected " + expected.sha256.substr(0, 12) + ")" + kRebuild;
+           ", expected " + expected.sha256.substr(0, 12) + "); " + kRebuild;
   } catch (const std::system_error& error) {
     const int code = error.code().value();
     if (code == ENOMEM) throw std::bad_alloc();
-    const std::string why =
-        code == ENOENT ? "is missing" : "is unreadable (" + std::string(std::strerror(code)) + ")";
-    return path + " " + why + kRebuild;
+    if (code == ENOENT) return path + " is missing; " + kRebuild;
+    return failure_of(SPECRT_BUNDLE, path + " is unreadable", std::strerror(code), kRebuild).what();
   }
 }
 

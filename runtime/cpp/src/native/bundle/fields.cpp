@@ -99,7 +99,7 @@ std::string shown(const Json& value) {
     case Json::Kind::kInteger:
       return std::to_string(value.integer());
     case Json::Kind::kNumber:
-      return std::to_string(value.number()).substr(0, kMostShown);
+      return decimal(value.number());
     case Json::Kind::kText:
       return shown(value.text());
     case Json::Kind::kList:

@@ -288,7 +288,7 @@ Json load(const std::string& folder, const std::string& path) {
       throw std::runtime_error("it holds " + shown(json) + "; expected an object with `format`");
     return json;
   } catch (const std::runtime_error& error) {
-    throw Failure(SPECRT_BUNDLE, path + " cannot be read (" + error.what() + "); " + kAgain);
+    throw failure_of(SPECRT_BUNDLE, path + " cannot be read", error.what(), kAgain);
   }
 }
 

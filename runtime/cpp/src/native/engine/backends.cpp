@@ -1,10 +1,10 @@
 #include "native/engine/backends.hpp"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "native/engine/ort_library.hpp"
 #include "native/machine.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::native {
 
@@ -18,10 +18,7 @@ double host_bytes(const Manifest& manifest, const ModelRecord& model) {
 
 // A number of bytes in GB or MB.
 std::string size(double bytes) {
-  char text[64];
-  const bool large = bytes >= 1e9;
-  std::snprintf(text, sizeof text, large ? "%.2f GB" : "%.1f MB", bytes / (large ? 1e9 : 1e6));
-  return text;
+  return bytes >= 1e9 ? decimal(bytes / 1e9, 2) + " GB" : decimal(bytes / 1e6, 1) + " MB";
 }
 
 std::string no_room(const Manifest& manifest, std::uint64_t limit) {

@@ -286,17 +286,14 @@ Words spellings(const std::vector<std::string>& words, const Spell& spell, std::
                   "bad_words are texts, and there is no tokenizer to spell them; use "
                   "allowed_token_ids or logit_bias, or open a bundle with a tokenizer");
   }
-  Words result;
+  std::set<std::vector<Token>> result;
   for (const std::string& word : words) {
     for (auto& ids : Words{spell(word, false), spell(" " + word, false), spell(word, true)}) {
       const auto known = [vocabulary](Token id) { return is_known(id, vocabulary); };
-      const bool is_new = std::find(result.begin(), result.end(), ids) == result.end();
-      if (is_new && !ids.empty() && std::all_of(ids.begin(), ids.end(), known)) {
-        result.push_back(std::move(ids));
-      }
+      if (!ids.empty() && std::all_of(ids.begin(), ids.end(), known)) result.insert(std::move(ids));
     }
   }
-  return result;
+  return {result.begin(), result.end()};
 }
 
 // All tokens that end a text, and that the model can say.

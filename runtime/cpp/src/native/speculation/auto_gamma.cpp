@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <utility>
+
+#include "native/text/json.hpp"
 
 namespace specrt::native {
 
@@ -204,12 +205,9 @@ bool AutoGamma::pays(std::size_t drafted) const {
 std::optional<std::string> AutoGamma::fallback(std::size_t after) const {
   if (tokens_since_draft_ < after || most_ == 0) return std::nullopt;
   if (gamma_ > 0) return "nothing was found to propose";
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "a round that drafts one token takes %.2f times as long as a token without it, "
-                "and %.2f tokens are expected of it",
-                total_[1] * floor_, acceptance_.tokens()[1]);
-  return std::string(text);
+  return "a round that drafts one token takes " + decimal(total_[1] * floor_, 2) +
+         " times as long as a token without it, and " + decimal(acceptance_.tokens()[1], 2) +
+         " tokens are expected of it";
 }
 
 }  // namespace specrt::native

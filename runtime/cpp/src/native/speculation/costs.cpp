@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <string>
 
 #include "failure.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::native {
 
@@ -20,11 +20,7 @@ static double along(const std::vector<double>& table, int gamma) {
 
 static std::string listed(const std::vector<double>& costs) {
   std::string text = "(";
-  for (const double cost : costs) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%s%.17g", text.size() > 1 ? ", " : "", cost);
-    text += number;
-  }
+  for (const double cost : costs) text += (text.size() > 1 ? ", " : "") + decimal(cost);
   return text + ")";
 }
 

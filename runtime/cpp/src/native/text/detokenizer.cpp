@@ -197,48 +197,61 @@ std::string WindowDetokenizer::seen(const std::string& text) const {
   return seen;
 }
 
-namespace {
-
-// The length of the longest end of a text that begins the stop string, and is not all of it. Both
-// are whole characters, so that what is cut is, too.
-std::size_t overlap(const std::string& text, const std::string& stop) {
-  std::size_t length = std::min(text.size(), stop.size() - 1);
-  while (length > 0 && text.compare(text.size() - length, length, stop, 0, length) != 0) {
-    --length;
-  }
-  return length;
+StopStrings::StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {
+  std::sort(stops_.begin(), stops_.end());
 }
 
-}  // namespace
-
 StopStrings::Shown StopStrings::push(const std::string& text) {
-  if (stops_.empty()) {
-    return {text, std::nullopt};
-  }
+  const std::size_t known = held_.size();
   held_ += text;
   const std::string* met = nullptr;
-  std::size_t first = std::string::npos;
-  for (const std::string& stop : stops_) {
-    const std::size_t at = held_.find(stop);
-    if (at < first || (at == first && met != nullptr && stop < *met)) {
-      first = at;
-      met = &stop;
-    }
+  std::size_t end = 0;  // of the text before it
+  for (std::size_t at = known; at < held_.size(); ++at) {
+    if (met == nullptr) begun_.push_back({at, stops_.begin(), stops_.end()});
+    const std::string* const stop = meet(held_[at], at);
+    if (stop == nullptr) continue;
+    met = stop;
+    end = at + 1 - stop->size();
   }
   if (met != nullptr) {
-    Shown shown{held_.substr(0, first), *met};
+    Shown shown{held_.substr(0, end), *met};
     held_.clear();
+    begun_.clear();
     return shown;
   }
-  std::size_t keep = 0;
-  for (const std::string& stop : stops_) {
-    keep = std::max(keep, overlap(held_, stop));
-  }
-  Shown shown{held_.substr(0, held_.size() - keep), std::nullopt};
-  held_.erase(0, held_.size() - keep);
+  const std::size_t keep = begun_.empty() ? held_.size() : begun_.front().place;
+  Shown shown{held_.substr(0, keep), std::nullopt};
+  held_.erase(0, keep);
+  for (Begun& one : begun_) one.place -= keep;
   return shown;
 }
 
-std::string StopStrings::finish() { return std::exchange(held_, std::string()); }
+// Keep what goes on with a byte. Return the stop string that ends with it, of several the one that
+// begins first: what begins later can no longer be the first, and is left.
+const std::string* StopStrings::meet(char byte, std::size_t at) {
+  auto kept = begun_.begin();
+  for (const Begun& one : begun_) {
+    const std::size_t depth = at - one.place;
+    const auto below = [&](const std::string& stop) {
+      return static_cast<unsigned char>(stop[depth]) < static_cast<unsigned char>(byte);
+    };
+    const auto same = [&](const std::string& stop) { return stop[depth] == byte; };
+    const Stop first = std::partition_point(one.first, one.last, below);
+    const Stop last = std::partition_point(first, one.last, same);
+    if (first == last) continue;
+    if (first->size() == depth + 1) {  // the shortest sorts first
+      begun_.erase(kept, begun_.end());
+      return &*first;
+    }
+    *kept++ = {one.place, first, last};
+  }
+  begun_.erase(kept, begun_.end());
+  return nullptr;
+}
+
+std::string StopStrings::finish() {
+  begun_.clear();
+  return std::exchange(held_, std::string());
+}
 
 }  // namespace specrt::native

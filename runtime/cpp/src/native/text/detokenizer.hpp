@@ -99,10 +99,13 @@ class NoDetokenizer : public Detokenizer {
   std::string finish() override { return ""; }
 };
 
-// Finds where a text must end, holding back what may be the beginning of a stop string.
+// Finds where a text must end, holding back what may be the beginning of a stop string. What a byte
+// costs grows with the places where one may have begun, and hardly with the number of stop strings.
 class StopStrings {
  public:
-  explicit StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  explicit StopStrings(std::vector<std::string> stops);
+  StopStrings(const StopStrings&) = delete;
+  StopStrings& operator=(const StopStrings&) = delete;
 
   struct Shown {
     std::string text;                // what may be shown
@@ -114,8 +117,18 @@ class StopStrings {
   std::string finish();
 
  private:
-  std::vector<std::string> stops_;
-  std::string held_;
+  using Stop = std::vector<std::string>::const_iterator;
+  // Stop strings that go on as the text does from a place.
+  struct Begun {
+    std::size_t place;
+    Stop first, last;
+  };
+
+  const std::string* meet(char byte, std::size_t at);
+
+  std::vector<std::string> stops_;  // sorted
+  std::vector<Begun> begun_;        // by place
+  std::string held_;                // from the first of these places
 };
 
 }  // namespace specrt::native

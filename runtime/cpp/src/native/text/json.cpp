@@ -326,4 +326,17 @@ std::string quoted(std::string_view text) {
   return result + '"';
 }
 
+std::string decimal(double value, int digits) {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());  // the application's may write numbers with commas
+  if (digits > 0) {
+    text.setf(std::ios::fixed);
+    text.precision(digits);
+  } else {
+    text.precision(std::numeric_limits<double>::max_digits10);
+  }
+  text << value;
+  return text.str();
+}
+
 }  // namespace specrt::native

@@ -59,4 +59,8 @@ class Json {
 // A text as a JSON string, quotes included; bytes that are no UTF-8 become U+FFFD.
 std::string quoted(std::string_view text);
 
+// A number with so many digits after the point, and with all that there are to a double where none
+// are given.
+std::string decimal(double value, int digits = 0);
+
 }  // namespace specrt::native

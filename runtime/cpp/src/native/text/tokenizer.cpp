@@ -1,11 +1,12 @@
 #include "native/text/tokenizer.hpp"
 
 #include <algorithm>
-#include <fstream>
+#include <cstdint>
 #include <iterator>
 #include <set>
 
 #include "failure.hpp"
+#include "native/bundle/manifest.hpp"
 #include "native/text/detokenizer.hpp"
 #include "native/text/json.hpp"
 
@@ -130,11 +131,6 @@ bool has_type(const Json& part, const char* type) {
   return false;
 }
 
-std::string contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 }  // namespace
 
 Tokenizer::Tokenizer(const std::string& bundle, const std::string& library,
@@ -142,10 +138,10 @@ Tokenizer::Tokenizer(const std::string& bundle, const std::string& library,
     : bos_(bos), scored_(scored) {
   const std::string path = bundle + "/tokenizer.json";
   try {
-    read(Json::parse(contents(path)));
+    read(Json::parse(read_text(path, UINT64_MAX)));
   } catch (const std::runtime_error& error) {
-    throw Failure(SPECRT_BUNDLE,
-                  path + " is not a tokenizer: " + error.what() + "; build the bundle again");
+    throw failure_of(SPECRT_BUNDLE, path + " is not a tokenizer", error.what(),
+                     "build the bundle again");
   }
   if (library.empty() || !notice_.empty()) {
     return;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <iterator>
 #include <limits>
 
 #include "failure.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::native::tensorrt {
 
@@ -94,11 +94,8 @@ std::size_t product(std::initializer_list<std::size_t> sizes) {
 std::string shown_bytes(std::size_t bytes) {
   constexpr std::size_t kGib = std::size_t{1} << 30;
   const bool large = bytes >= kGib / 100;
-  char text[48];
-  std::snprintf(text, sizeof text, "%.2f %s",
-                static_cast<double>(bytes) / static_cast<double>(large ? kGib : kGib >> 10),
-                large ? "GiB" : "MiB");
-  return text;
+  const double units = static_cast<double>(bytes) / static_cast<double>(large ? kGib : kGib >> 10);
+  return decimal(units, 2) + (large ? " GiB" : " MiB");
 }
 
 void check(const std::string& doing, cudaError_t code) {
