@@ -544,7 +544,7 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
     *(({"oneOf": [{"$ref": f"#/$defs/{one}"}, {"$ref": f"#/$defs/{other}"}], "$defs": SHAPES},
        "write anyOf where alternatives may")
       for one, other in (("cat", "cat"), ("cat", "any"), ("any", "kind"), ("age", "number"),
-                         ("dog", "perhaps"), ("loop", "cat"))),
+                         ("perhaps", "perhaps"), ("loop", "cat"))),
     ({"properties": {"a\nb": {"not": {}}}}, "at #/properties/'a\\nb'"),
     ({"allOf": [{"anyOf": [{"required": [f"{a}{i}"]} for a in "ab"]} for i in range(14)]},
      "too large"),
