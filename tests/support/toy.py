@@ -88,7 +88,7 @@ class TableEngine:
         self.corrupt = corrupt
         self.script: dict[int, int] = {}
         """Position -> the token that must be the most likely there."""
-        self.no_numbers_from = max_length + 1
+        self.no_numbers_from = 1 << 30
         """The position from which the scores are NaN."""
         self.buffer = np.full((batch, max_length), -1, np.int64)
         self.calls: list[Call] = []

@@ -147,6 +147,8 @@ def _rounds(
         elif params.seed is None:  # the draws are the server's secret: its likeliest are drafted
             request.params = replace(params, temperature=0.0)
             request.completion.seed = None
+        if request.processors is not None:  # else the first they learn of is a token of the text
+            request.processors.learn(request.tokens)
         most = inf if models.draft is None else models.draft.max_length
         drafter = LinkedDrafter(make_drafter(), target, most)
         yield from speculate(target, drafter, request.tokens, request.limit)
