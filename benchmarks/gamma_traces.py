@@ -149,8 +149,6 @@ def ride(policy: GammaPolicy, trace: Trace, second: GammaPolicy | None = None) -
         number = len(done.rounds)
         load = trace.load(position)
         costs = trace.by_load[load]
-        if loaded is not None:
-            loaded.set_load(load)
         steps, kept, accepted = draft(policy, trace.drafts, position)
         draft_ns = costs.draft(steps) if trace.second is None else 0.0
         both = second is not None and trace.second is not None and not kept

@@ -141,6 +141,8 @@ class CostTracker:
         self._passes = [0] * len(tuned)
         self._fast = [1] * len(tuned)
         self._slow = [0] * len(tuned)
+        self._last = [1.0] * len(tuned)
+        self._spread, self._held_up = 0.0, 2.0
         self._narrowest = len(tuned)
         """The shortest draft whose pass was timed."""
         self.costs: list[float]
@@ -158,7 +160,7 @@ class CostTracker:
         expected = own * self._common
         ratio = ns / expected
         self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
-        self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0
+        self._slow[drafted] = self._slow[drafted] + 1 if ratio > self._held_up else 0
         if self._fast[drafted] == 2 or self._slow[drafted] == 4:
             self._own[drafted] *= ratio
             self._fast[drafted] = self._slow[drafted] = 0
@@ -166,6 +168,8 @@ class CostTracker:
             surprise, passes = min(0.5, ratio - 1.0), self._passes[drafted]
             self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
             self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
+        self._spread += RECENT * (min(abs(ratio - self._last[drafted]), 4.0) - self._spread)
+        self._last[drafted], self._held_up = ratio, max(2.0, 1.0 + 6.0 * self._spread)
         self._passes[drafted] += 1
         self._narrowest = min(drafted, self._narrowest)
         self._update()
