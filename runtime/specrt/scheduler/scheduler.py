@@ -16,10 +16,11 @@ from specrt.errors import RequestError
 from specrt.scheduler.executor import INTERRUPTS, ActiveSlot, BatchExecutor, StepResult
 from specrt.scheduler.request import Request
 from specrt.scheduler.slots import Slot, SlotTable
+from specrt.speculation.compiled_gamma import StepPlan
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import Drafter, Round, Rounds, speculate
-from specrt.speculation.shared_step import DraftingRow, SharedStep
+from specrt.speculation.shared_step import DraftingRow
 from specrt.speculation.target import EngineTarget
 from specrt.speculation.text_memory import TextMemory
 
@@ -140,12 +141,12 @@ class Scheduler:
         self._executor = BatchExecutor(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
         self._running: dict[ActiveSlot, Slot] = {}
-        self._shared = None
+        self._shared: StepPlan | None = None
         """What rows share that wait for each other's passes, and for nothing else."""
         if rounds is engine_rounds and len(self._slots) > 1:
             most, padded = max(models.gammas), not packs(models.target)
             costs = models.costs or Costs.assume(most)
-            self._shared = SharedStep(costs, most, padded=padded)
+            self._shared = models.auto.step(costs, most, padded=padded)
         self.drafters = DrafterPool(models, self._shared, len(self._slots), text_memory)
         self._text_memory = text_memory
         self.lock = EngineLock()
@@ -288,7 +289,7 @@ class Scheduler:
         if measured and len(active) > 1:
             self._settle(rounds, perf_counter_ns() - began)
 
-    def _plan(self, shared: SharedStep, active: Sequence[ActiveSlot]) -> bool:
+    def _plan(self, shared: StepPlan, active: Sequence[ActiveSlot]) -> bool:
         """Plan what slots draft; tell whether all go by the plan."""
         requests = [_request(self._running[one]) for one in active]
         decoding = [r for r in requests if r.completion.timings.arrivals]

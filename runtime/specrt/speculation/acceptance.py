@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
 from math import exp, log, log1p
-from operator import mul
+from operator import add, mul
 
 from specrt.speculation.costs import RECENT, TRUST
 
@@ -36,7 +38,8 @@ class Acceptance:
         self._powers = [[c**n for c in CHANCES] for n in range(1, most + 1)]
         """The chance that so many tokens are kept, by level."""
         hope = [odds**HOPE for odds in ODDS]
-        self._belief = self._usual = [share / sum(hope) for share in hope]
+        total = _sum(hope)
+        self._belief = self._usual = [share / total for share in hope]
         self._weights = [1.0, 1.0, 0.0]
         self._seen = [TRUST, TRUST, 4 * TRUST]
         """How much evidence each weight rests on; the more, the smaller its steps."""
@@ -95,7 +98,7 @@ class Acceptance:
                     self._seen[i] += chance * (1.0 - chance) * feature * feature
                     self._weights[i] += (right - chance) * feature / self._seen[i]
         self._weights[2] = min(0.0, self._weights[2])
-        total = sum(belief)
+        total = _sum(belief)
         self._belief = [share / total for share in belief]
         pairs = zip(self._usual, self._belief, strict=True)
         self._usual = [u + SWITCH_CHANCE * (now - u + EVEN - u) for u, now in pairs]
@@ -108,7 +111,7 @@ class Acceptance:
         self._ease, self.reach, self.tokens = [], [1.0], [1.0]
         before = reach = tokens = 1.0
         for depth, powers in enumerate(self._powers, 1):
-            kept = sum(map(mul, belief, powers))
+            kept = _sum(map(mul, belief, powers))
             ease, before = kept / (before - kept), kept
             odds = ease * depth ** self._weights[2]
             reach *= odds / (1.0 + odds)
@@ -116,3 +119,8 @@ class Acceptance:
             self._ease.append(ease)
             self.reach.append(reach)
             self.tokens.append(tokens)
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Add up from the left, each step rounded; `sum` does not so from Python 3.12 on."""
+    return reduce(add, values)

@@ -22,7 +22,8 @@ from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
-from specrt.speculation.auto_gamma import FALLBACK_AFTER, AutoGamma
+from specrt.speculation.auto_gamma import FALLBACK_AFTER
+from specrt.speculation.compiled_gamma import AdaptiveGamma, AutoFactory, StepPlan, auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
@@ -37,7 +38,6 @@ from specrt.speculation.drafters import (
 from specrt.speculation.gamma import BuiltGamma, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Drafter
-from specrt.speculation.shared_step import SharedStep
 from specrt.speculation.target import VERIFIERS
 from specrt.speculation.text_memory import KeyMemory, MemoryDrafter, TextMemory
 
@@ -68,6 +68,8 @@ class Models:
     """Channels and frames of a source of features; None where a source is token ids."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What requests that leave them out have for some of `BUNDLE_OPTIONS`."""
+    auto: AutoFactory = field(default_factory=auto_factory)
+    """What the policies of gamma `auto` are made by."""
 
     @cached_property
     def conditioned(self) -> ConditionedEngine | None:
@@ -117,14 +119,14 @@ class GammaPolicies:
     share.
     """
 
-    def __init__(self, models: Models, step: SharedStep | None = None) -> None:
+    def __init__(self, models: Models, step: StepPlan | None = None) -> None:
         self._models = models
         self._step = step
         self.adapts = False
         """Whether the request drafts as far as pays."""
-        self.drafting: AutoGamma | None = None
+        self.drafting: AdaptiveGamma | None = None
         """The policy of its drafts that take passes."""
-        self._adaptive: dict[tuple[tuple[str, ...], bool, DecodingMode], AutoGamma] = {}
+        self._adaptive: dict[tuple[tuple[str, ...], bool, DecodingMode], AdaptiveGamma] = {}
         """By the names of a policy and of its rivals, whether its drafts are free, and the mode."""
 
     def policy(self, drafter: str, source: str, gamma: Gamma, mode: DecodingMode) -> GammaPolicy:
@@ -138,7 +140,7 @@ class GammaPolicies:
         complete = len(gammas) == max(gammas) + 1
         return adaptive if complete else BuiltGamma(adaptive, gammas)
 
-    def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AutoGamma:
+    def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AdaptiveGamma:
         """Return the policy behind gamma `auto`.
 
         The rival of a source is the one that the same drafter falls back to.
@@ -155,7 +157,7 @@ class GammaPolicies:
             elif self._one_pass and source == ModelDrafter.SOURCE:
                 costs = costs.of_one_pass()
             rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
-            self._adaptive[key] = AutoGamma(costs, most, rival, self._step)
+            self._adaptive[key] = self._models.auto.policy(costs, most, rival, self._step)
         return self._adaptive[key]
 
     @property
@@ -239,7 +241,7 @@ class DrafterPool:
     """Makes the drafters of requests, and lends each the policies of one that is over."""
 
     def __init__(
-        self, models: Models, step: SharedStep | None = None, rows: int = 1,
+        self, models: Models, step: StepPlan | None = None, rows: int = 1,
         memory: TextMemory | None = None,
     ) -> None:  # fmt: skip
         self._models = models

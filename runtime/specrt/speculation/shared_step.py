@@ -64,9 +64,9 @@ class Outcome:
         keep = 1.0 - 1.0 / MEMORY
         self._made = keep * self._made + made
         self._expected = keep * self._expected + expected
-        self._squares = keep * self._squares + (made - expected) ** 2
+        self._squares = keep * self._squares + (made - expected) * (made - expected)
         self.ratio = self._made / self._expected
-        self.variance = self._squares / self._expected**2
+        self.variance = self._squares / (self._expected * self._expected)
 
 
 class Company:

@@ -1,17 +1,15 @@
-// What target and draft passes cost on one machine.
+// What passes cost on one machine; specrt.speculation.costs has the reasons.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-namespace specrt::native {
+namespace specrt::speculation {
 
 // Observations that an assumption weighs as much as, and the share of a running mean that the
 // latest observation makes up.
 constexpr double kTrust = 8.0;
 constexpr double kRecent = 1.0 / 16;
-// By what share a target pass of a token more costs more, at least, where it was never timed.
-constexpr double kWidening = 0.03;
 
 // Nanoseconds: verify_ns[g] of a target pass of width g + 1, draft_ns[g] of drafting g tokens in a
 // row, outside_ns per round outside the engines.
@@ -22,12 +20,12 @@ struct Costs {
   // Whether nothing was measured; costs are then in steps of the target, and the first timed pass
   // of each engine sets its scale.
   bool assumed = false;
+  // Whether a draft of any length is one pass, and costs the same.
+  bool one_pass = false;
 
   // What passes of most engines cost, up to gamma `most`, where nothing was measured here.
   static Costs assume(int most);
 
-  // Throws Failure(SPECRT_BUNDLE) for costs that no machine has.
-  void check() const;
   // What verifying or drafting `gamma` tokens costs, measured or interpolated.
   double verify(int gamma) const;
   double draft(int gamma) const;
@@ -36,7 +34,9 @@ struct Costs {
 // What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.
 class CostTracker {
  public:
-  CostTracker(const std::vector<double>& tuned, bool assumed);
+  explicit CostTracker(const std::vector<double>& tuned, bool assumed = false,
+                       bool one_pass = false);
+  // Take note of what a pass took. Throws std::out_of_range for one of more tokens than were tuned.
   void record(std::size_t drafted, double ns);
   const std::vector<double>& costs() const { return costs_; }
 
@@ -46,12 +46,14 @@ class CostTracker {
   struct Width {
     double ns;
     int passes = 0, fast = 1, slow = 0;
+    double last = 1;  // the latest pass, by what was expected
   };
   std::vector<Width> widths_;
   std::vector<double> costs_;
-  double common_ = 1;
+  double common_ = 1, spread_ = 0, held_up_ = 2;
   double passes_ = 0;
-  bool scaled_;
+  std::size_t narrowest_;  // the shortest draft whose pass was timed
+  bool scaled_, one_pass_;
 };
 
-}  // namespace specrt::native
+}  // namespace specrt::speculation

@@ -1,0 +1,99 @@
+// What the rows of a step draft; specrt.speculation.shared_step has the reasons.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "speculation/acceptance.hpp"
+#include "speculation/costs.hpp"
+
+namespace specrt::speculation {
+
+constexpr double kProbing = 0.01;      // share of the tokens that probes may cost
+constexpr double kMaxProbeLoss = 8.0;  // the most that one probe counts, in tokens of a row
+
+// A row that may draft by passes of the draft model: what it expects of its drafts, how many tokens
+// the draft has not read, and how many may follow.
+struct DraftingRow {
+  const Acceptance* acceptance;
+  int lacks;
+  int room;
+};
+
+// Tokens that steps made, by those that their time was expected to make.
+class Outcome {
+ public:
+  void record(double made, double expected);
+  double ratio = 1, variance = 1;
+
+ private:
+  double made_ = kTrust, expected_ = kTrust, squares_ = kTrust;
+};
+
+// What is known of steps of one number of rows.
+struct Company {
+  CostTracker verify;  // by drafted tokens of all rows, what a step takes besides drafting
+  Outcome plain, drafting;
+  double worth = 1;  // tokens that drafts were worth, of those expected
+  std::int64_t steps_drafted = 0, steps_idle = 0;  // in a row
+  double probe_loss = 0;
+  double gain = INFINITY;  // by how many times plain steps' tokens the best plan makes more
+
+  void judge(double made, double expected, bool drafted);
+};
+
+// What a step took: tokens made, those drafted by all rows and by the one that drafted most, and
+// how many rows ran the first of so many draft passes; none where that is no measure.
+struct StepTimes {
+  int made, drafted, widest;
+  std::int64_t draft_ns, verify_ns;
+  int passes = 0, drafting = 0;
+};
+
+// Decides for all rows of a step how many draft, and how far. Source: Dinkelbach 1967.
+class SharedStep {
+ public:
+  SharedStep(Costs costs, int most, bool padded = false);
+  // Plan a step of so many rows, some of which may draft by passes.
+  void begin(int rows, const std::vector<DraftingRow>& drafting);
+  // Learn from a step. Throws std::out_of_range where more was drafted than may be.
+  void settle(const StepTimes& step);
+  // Whether to see again what a plain step comes to, where drafting pays.
+  bool plain_due() const;
+  // Whether a row drafts by passes in this step.
+  bool drafts(const Acceptance& row) const;
+  Company& company() const { return *company_; }
+
+  int rows = 1;
+  double floor = 1, rate = 1;  // tokens a nanosecond of a plain step, and of what pays best
+  bool probing = false;
+  int gamma = 0;                                  // how far a probe drafts
+  std::vector<double> verify, copying, drafting;  // a row's share of the time, by drafted tokens
+
+ private:
+  using Ranked = std::vector<const Acceptance*>;
+  struct Best {
+    double rate = 0, ns = 0;
+    std::size_t number = 0, gamma = 0;
+  };
+  Ranked choose(const Ranked& ranked);
+  Ranked probe(const Ranked& ranked);
+  Best best(const Ranked& ranked);
+  bool pays_to_read(const DraftingRow& row);
+  void share(std::size_t number);
+  std::size_t width(std::size_t drafting, std::size_t gamma) const;
+  CostTracker& draft_costs(std::size_t rows);
+
+  Costs costs_;
+  std::size_t most_;
+  bool padded_;
+  std::map<int, Company> companies_;
+  Company* company_ = nullptr;
+  std::map<std::size_t, CostTracker> drafts_;
+  Ranked chosen_;
+};
+
+}  // namespace specrt::speculation
