@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,9 @@ from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import Scheduler
 from specrt.scheduler.slots import READ_AGAIN
 from specrt.speculation.auto_gamma import AutoGamma
+from specrt.speculation.compiled_gamma import AutoFactory
 from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.shared_step import DraftingRow, SharedStep
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
@@ -192,17 +195,40 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
 # Gamma
 
 
+class NotedStep(SharedStep):
+    """Takes note of how many rows begin steps, and of how many tokens they make together."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.begun: list[int] = []
+        self.made: list[int] = []
+        super().__init__(*args, **options)
+
+    def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
+        self.begun.append(rows)
+        super().begin(rows, drafting)
+
+    def settle(self, made: int, drafted: Sequence[int], *times: int) -> None:
+        if self.rows > 1:
+            self.made.append(made)
+        super().settle(made, drafted, *times)
+
+
 @pytest.mark.parametrize("busy", [1, 3])
-def test_policies_know_how_many_rows_share_a_pass(
-    tokenizer: Tokenizer, busy: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loads: list[int] = []
-    honest = AutoGamma.set_load
-    monkeypatch.setattr(AutoGamma, "set_load", lambda p, n: (loads.append(n), honest(p, n)))
+def test_policies_know_how_many_rows_share_a_pass(tokenizer: Tokenizer, busy: int) -> None:
+    steps: list[NotedStep] = []
+
+    def step(*args: Any, **options: Any) -> NotedStep:
+        steps.append(NotedStep(*args, **options))
+        return steps[-1]
+
+    models = replace(models_of(packed, 4, tokenizer), auto=AutoFactory(AutoGamma, step))
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    rows(packed, 4, tokenizer).generate_many([[i, 1] for i in range(busy)], params, gamma="auto")
-    assert set(loads[busy:]) >= {busy}
-    assert max(loads) == busy
+    Generator(models, tokenizer).generate_many([[i, 1] for i in range(busy)], params, gamma="auto")
+    (shared,) = steps
+    assert max(shared.begun) == busy
+    assert busy in shared.begun[busy:]
+    assert all(made >= busy for made in shared.made)
+    assert bool(shared.made) == (busy > 1)
 
 
 # What is read once
