@@ -108,7 +108,12 @@ class AutoGamma:
         """Weigh the chance of a token to be kept against what it costs."""
         self._steps = drafted
         self._joint_acceptance *= self._acceptance.expect(drafted - 1, confidence)
+        shares = self._step.rows > 1 and not self._free
+        if shares:
+            self._total = self._step.drafting(drafted)
         if self._probing or self._pays(drafted):
+            if shares:
+                self._step.go_on(drafted)
             return DraftDecision.CONTINUE
         cost = self._verify[drafted] - self._verify[drafted - 1]
         verified = self._joint_acceptance >= self.rate * cost
@@ -126,7 +131,9 @@ class AutoGamma:
         else:
             self._rounds_idle += 1
             self._tokens_since_draft += len(round_.tokens)
-            if alone and self._rival is None:
+            if not alone:
+                self._acceptance.mix_with_usual(SWITCH_CHANCE)
+            elif self._rival is None:
                 self.verify_tracker.record(0, round_.verify_ns)
         if alone and (round_.drafted or self._rival is None):
             self._step.probing = self._probing
@@ -153,7 +160,10 @@ class AutoGamma:
         """Find the best number of tokens to draft, and its rate, as costs and the text are now."""
         step, tokens = self._step, self._acceptance.tokens
         if step.rows > 1:
-            self._total, self._verify = step.copying if self._free else step.drafting, step.verify
+            self._total, self._verify = (
+                step.copying if self._free else step.drafting(0),
+                step.verify,
+            )
             self._floor = self.rate = price = step.rate
             gains = [t - price * ns for t, ns in zip(tokens, self._total, strict=True)]
             self._gamma = gains.index(max(gains))

@@ -15,6 +15,12 @@ WIDENING = 0.03
 """By what share a target pass of a token more costs more, at least, where it was never timed."""
 RECENT = 1 / 16
 """Share of a running mean that the latest observation makes up."""
+HELD_UP = 4.0
+"""How many times as long as expected a step counts to have taken, at most."""
+FIRST_NOISE = 0.2**2
+"""How much times and lines are off before any is known: a variance, as a share."""
+DRIFT = 0.01**2
+"""How much they drift from one to the next."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,55 @@ class CostTracker:
             costs.append(self._common * min(ns, most))
         if self._one_pass:
             costs[1:] = costs[1:2] * (len(costs) - 1)
+
+
+class CostLine:
+    """A cost that grows on a line with what is done: scale x + slope y, from noisy times.
+
+    The two follow by a Kalman filter whose state drifts (Kalman 1960, A new approach to linear
+    filtering). Noise is what times were off so far; one that is off by more than `HELD_UP` times
+    counts as that. Assumed costs have no scale before the first time.
+
+    Units: nanoseconds.
+    """
+
+    def __init__(self, slope: float, *, assumed: bool = False) -> None:
+        self.scale, self.slope = 1.0, slope
+        self._scaled = not assumed
+        self._noise = FIRST_NOISE
+        self._variances = FIRST_NOISE, 0.0, 1.0
+        """Of the scale, of both together, and of the slope; by the scale squared."""
+
+    def record(self, x: float, y: float, ns: float) -> None:
+        """Take note of what it took."""
+        if ns <= 0 or x <= 0:
+            return
+        if not self._scaled:
+            self.scale *= ns / (self.scale * x + self.slope * y)
+            self.slope, self._scaled = self.slope * self.scale, True
+        expected = max(self.scale * x + self.slope * y, 0.1 * self.scale * x)
+        ns = max(expected / HELD_UP, min(HELD_UP * expected, ns))
+        surprise = ns / expected - 1.0
+        self._noise += RECENT * (min(1.0, surprise * surprise) - self._noise)
+        of_scale, both, of_slope = self._variances
+        of_scale, of_slope = of_scale + DRIFT, of_slope + DRIFT
+        share_x, share_y = self.scale * x / expected, self.scale * y / expected
+        gain_x = of_scale * share_x + both * share_y
+        gain_y = both * share_x + of_slope * share_y
+        certainty = 1.0 / (gain_x * share_x + gain_y * share_y + max(self._noise, DRIFT))
+        self._variances = (
+            of_scale - gain_x * gain_x * certainty,
+            both - gain_x * gain_y * certainty,
+            of_slope - gain_y * gain_y * certainty,
+        )
+        step = self.scale * surprise * certainty
+        self.scale = max(0.1 * self.scale, self.scale + gain_x * step)
+        self.slope += gain_y * step
+
+    def along(self, xs: Sequence[float], ys: Sequence[float]) -> list[float]:
+        """Return what each of several costs."""
+        a, b = self.scale, self.slope
+        return [max(a * x + b * y, 0.1 * a * x) for x, y in zip(xs, ys, strict=True)]
 
 
 def shared_widths(gamma: int, rows: int, most: int) -> list[int]:

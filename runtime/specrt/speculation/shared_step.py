@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from specrt.speculation.costs import TRUST, Costs, CostTracker
+from specrt.speculation.costs import HELD_UP, TRUST, CostLine, Costs
 
 PROBING = 0.01
 """Share of the tokens that probes may cost."""
@@ -19,8 +19,8 @@ MEMORY = 64.0
 """Steps that an outcome is made of."""
 SURPRISE = 0.05**2
 """How much outcomes are off what is expected of them, before any is known: a variance."""
-HELD_UP = 4.0
-"""How many times as long as expected a step counts to have taken, at most."""
+TOKEN = 0.1
+"""Of a step, what a drafted token may cost that no pass of one row has shown."""
 MARGIN = 1.03
 """How many times plain steps' tokens a plan must promise: the best of many promises too much."""
 READING = 1 / 8
@@ -74,7 +74,12 @@ class Company:
 
     def __init__(self, costs: Costs, rows: int, most: int) -> None:
         widths = range(rows - 1, rows * (most + 1))
-        self.verify = CostTracker([costs.verify(w) for w in widths], assumed=costs.assumed)
+        self._passes = [costs.verify(w) for w in widths]
+        self._tokens = [TOKEN * costs.verify(0) * drafted for drafted in range(len(widths))]
+        self._line = CostLine(0.0, assumed=costs.assumed)
+        self._off, self._times = [1.0] * len(widths), [0] * len(widths)
+        """By how many times each place is off that line, and how often it was timed."""
+        self.verify = self._passes
         """By drafted tokens of all rows, what a step takes besides drafting."""
         self.plain, self.drafting = Outcome(), Outcome()
         self.worth = 1.0
@@ -84,6 +89,15 @@ class Company:
         self.probe_loss = 0.0
         self.gain = inf
         """By how many times plain steps' tokens the best plan makes more than it must."""
+
+    def record(self, drafted: int, ns: int) -> None:
+        """Take note of what a step took besides drafting."""
+        self._line.record(self._passes[drafted], self._tokens[drafted], ns)
+        lines = self._line.along(self._passes, self._tokens)
+        self._times[drafted] += 1
+        off = max(1 / HELD_UP, min(HELD_UP, ns / lines[drafted])) - self._off[drafted]
+        self._off[drafted] += off / (TRUST + self._times[drafted])
+        self.verify = [ns * own for ns, own in zip(lines, self._off, strict=True)]
 
     def judge(self, made: float, expected: float, *, drafted: bool) -> None:
         """Hold what was expected to what a step made."""
@@ -107,7 +121,8 @@ class SharedStep:
     def __init__(self, costs: Costs, most: int, *, padded: bool = False) -> None:
         self._costs, self._most, self._padded = costs, most, padded
         self._companies: dict[int, Company] = {}
-        self._drafts: dict[int, CostTracker] = {}
+        self._drafts = [costs.draft(passes) for passes in range(most + 1)]
+        self._line = CostLine(costs.verify(1) / costs.verify(0) - 1.0, assumed=costs.assumed)
         self.floor = self.rate = 1.0
         """Tokens a nanosecond of a plain step, and of what pays best."""
         self.gamma = 0
@@ -115,7 +130,6 @@ class SharedStep:
         self._chosen: Sequence[Expecting] = ()
         self.verify: list[float]
         self.copying: list[float]
-        self.drafting: list[float]
         self.begin(1, ())
 
     def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
@@ -125,12 +139,12 @@ class SharedStep:
             self._companies[rows] = Company(self._costs, rows, self._most)
         self.company = self._companies[rows]
         if rows > 1:
-            self.floor = self.rate = rows / self.company.verify.costs[0]
+            self.floor = self.rate = rows / self.company.verify[0]
             ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
             self._chosen = self._choose([row.policy for row in ranked if self._pays_to_read(row)])
             if not self._chosen:
                 self._chosen = self._probe([row.policy for row in ranked])
-            self._share(len(self._chosen))
+            self._share()
 
     def _choose(self, ranked: Sequence[Expecting]) -> Sequence[Expecting]:
         """Return the rows that draft because it pays, and set the price of time."""
@@ -152,11 +166,11 @@ class SharedStep:
 
     def _best(self, ranked: Sequence[Expecting]) -> tuple[float, float, int, int]:
         """Return the best rate, its time, how many rows draft, and how far."""
-        verify, worth = self.company.verify.costs, self.company.worth
+        verify, worth = self.company.verify, self.company.worth
         best = (0.0, 0.0, 0, 0)
         gains = [float(self.rows)] * (self._most + 1)
         for number, policy in enumerate(ranked, 1):
-            drafts, tokens = self._draft_costs(number).costs, policy.tokens
+            drafts, tokens = self._draft_costs(number), policy.tokens
             for gamma in range(1, self._most + 1):
                 gains[gamma] += tokens[gamma] - 1.0
                 ns = (verify[self._width(number, gamma)] + drafts[gamma]) / worth
@@ -165,34 +179,43 @@ class SharedStep:
 
     def _pays_to_read(self, row: DraftingRow) -> bool:
         """Tell whether what a row gains in the rest of its text is worth what its draft lacks."""
-        gain, read_ns = self.company.gain, READING * self._draft_costs(1).costs[1]
+        gain, read_ns = self.company.gain, READING * self._draft_costs(1)[1]
         saved = row.room / self.floor * (1.0 - 1.0 / (1.0 + max(0.0, gain)))
         return row.lacks <= self._most or saved >= row.lacks * read_ns
 
-    def _share(self, number: int) -> None:
-        """Set a row's share of the time, by its drafted tokens: with passes, and without."""
+    def _share(self) -> None:
+        """Set what a row is charged of a step that it copies tokens for, and of verifying them."""
         company, rows, most = self.company, self.rows, self._most
-        costs = company.verify.costs
-        many = number or rows
+        many, costs = len(self._chosen) or rows, company.verify
         self.verify = [(costs[self._width(many, g)] - costs[0]) / many for g in range(most + 1)]
-        plain, worth = costs[0] / rows, company.worth
-        self.copying = [plain + ns / worth for ns in self.verify]
-        drafts = self._draft_costs(many).costs
-        self.drafting = [ns + drafts[g] / many / worth for g, ns in enumerate(self.copying)]
+        self.copying = [costs[0] / rows + ns / company.worth for ns in self.verify]
+        self._going_on = [len(self._chosen)] + [0] * most
+        self._by_passes: dict[int, list[float]] = {}
+
+    def drafting(self, drafted: int) -> list[float]:
+        """Return what a row is charged that has drafted so many tokens, by how many it drafts.
+
+        The rows that still draft share the passes to come.
+        """
+        many = max(1, self._going_on[drafted - 1 if drafted else 0])
+        if many not in self._by_passes:
+            share = many * self.company.worth
+            drafts = self._draft_costs(many)
+            both = zip(self.copying, drafts, strict=True)
+            self._by_passes[many] = [ns + draft / share for ns, draft in both]
+        return self._by_passes[many]
+
+    def go_on(self, drafted: int) -> None:
+        """Note that a row drafts further."""
+        self._going_on[drafted] += 1
 
     def _width(self, drafting: int, gamma: int) -> int:
         """Return the place of a step in the table of costs."""
         return gamma * (self.rows if self._padded else drafting)
 
-    def _draft_costs(self, rows: int) -> CostTracker:
-        """Return what drafting takes where so many rows do."""
-        if rows not in self._drafts:
-            wider = self._costs.verify(rows - 1) / self._costs.verify(0)
-            table = [self._costs.draft(g) * wider for g in range(self._most + 1)]
-            self._drafts[rows] = CostTracker(
-                table, assumed=self._costs.assumed, one_pass=self._costs.one_pass
-            )
-        return self._drafts[rows]
+    def _draft_costs(self, rows: int) -> list[float]:
+        """Return what drafting takes where so many rows do, by passes."""
+        return self._line.along(self._drafts, [(rows - 1) * ns for ns in self._drafts])
 
     def plain_due(self) -> bool:
         """Tell whether to see again what a plain step comes to, where drafting pays."""
@@ -217,9 +240,10 @@ class SharedStep:
         expected = ns * (self.rate if width else self.floor)
         company.judge(made, expected, drafted=width > 0)
         if self.rows > 1:
-            company.verify.record(width, verify_ns)
+            company.record(width, verify_ns)
             if passes:
-                self._draft_costs(drafting).record(passes, draft_ns)
+                ns_alone = self._drafts[passes]
+                self._line.record(ns_alone, (drafting - 1) * ns_alone, draft_ns)
         if width and not self.probing:
             company.steps_drafted, company.steps_idle = company.steps_drafted + 1, 0
         else:
