@@ -61,7 +61,12 @@ int AutoGamma::choose() {
 DraftDecision AutoGamma::decide(int drafted, double confidence) {
   steps_ = static_cast<std::size_t>(drafted);
   joint_acceptance_ *= acceptance_.expect(steps_ - 1, confidence);
-  if (probing_ || pays(steps_)) return DraftDecision::kContinue;
+  const bool shares = step_->rows > 1 && !free_;
+  if (shares) total_ = step_->drafting(steps_);
+  if (probing_ || pays(steps_)) {
+    if (shares) step_->go_on(steps_);
+    return DraftDecision::kContinue;
+  }
   const double cost = verify_[steps_] - verify_[steps_ - 1];
   return joint_acceptance_ >= rate_ * cost ? DraftDecision::kStop : DraftDecision::kDiscard;
 }
@@ -73,7 +78,11 @@ void AutoGamma::observe(const RoundCounts& round) {
   } else {
     ++rounds_idle_;
     tokens_since_draft_ += round.tokens;
-    if (alone && !rival_) verify_tracker_->record(0, static_cast<double>(round.verify_ns));
+    if (!alone) {
+      acceptance_.mix_with_usual(kSwitchChance);
+    } else if (!rival_) {
+      verify_tracker_->record(0, static_cast<double>(round.verify_ns));
+    }
   }
   if (alone && (round.drafted > 0 || !rival_)) {
     step_->probing = probing_;
@@ -108,7 +117,7 @@ void AutoGamma::judge(const RoundCounts& round, bool alone) {
 // Find the best number of tokens to draft, and its rate, as costs and the text are now.
 void AutoGamma::plan() {
   if (step_->rows == 1) return plan_alone();
-  total_ = free_ ? step_->copying : step_->drafting;
+  total_ = free_ ? step_->copying : step_->drafting(0);
   verify_ = step_->verify;
   floor_ = rate_ = step_->rate;
   gamma_ = 0;

@@ -7,6 +7,8 @@ namespace specrt::speculation {
 
 // By what share a target pass of a token more costs more, at least, where it was never timed.
 constexpr double kWidening = 0.03;
+// How much lines drift from one time to the next: a variance.
+constexpr double kDrift = 0.01 * 0.01;
 
 // An entry of a table, continued beyond its end along its mean slope.
 static double along(const std::vector<double>& table, int gamma) {
@@ -29,6 +31,35 @@ Costs Costs::assume(int most) {
 double Costs::verify(int gamma) const { return along(verify_ns, gamma); }
 
 double Costs::draft(int gamma) const { return along(draft_ns, gamma); }
+
+void CostLine::record(double x, double y, double ns) {
+  if (ns <= 0 || x <= 0) return;
+  if (!scaled_) {
+    scale_ *= ns / (scale_ * x + slope_ * y);
+    slope_ *= scale_;
+    scaled_ = true;
+  }
+  const double expected = at(x, y);
+  ns = std::max(expected / kHeldUp, std::min(kHeldUp * expected, ns));
+  const double surprise = ns / expected - 1.0;
+  noise_ += kRecent * (std::min(1.0, surprise * surprise) - noise_);
+  of_scale_ += kDrift;
+  of_slope_ += kDrift;
+  const double share_x = scale_ * x / expected, share_y = scale_ * y / expected;
+  const double gain_x = of_scale_ * share_x + both_ * share_y;
+  const double gain_y = both_ * share_x + of_slope_ * share_y;
+  const double certainty = 1.0 / (gain_x * share_x + gain_y * share_y + std::max(noise_, kDrift));
+  of_scale_ -= gain_x * gain_x * certainty;
+  both_ -= gain_x * gain_y * certainty;
+  of_slope_ -= gain_y * gain_y * certainty;
+  const double step = scale_ * surprise * certainty;
+  scale_ = std::max(0.1 * scale_, scale_ + gain_x * step);
+  slope_ += gain_y * step;
+}
+
+double CostLine::at(double x, double y) const {
+  return std::max(scale_ * x + slope_ * y, 0.1 * scale_ * x);
+}
 
 CostTracker::CostTracker(const std::vector<double>& tuned, bool assumed, bool one_pass)
     : narrowest_(tuned.size()), scaled_(!assumed), one_pass_(one_pass) {

@@ -10,6 +10,8 @@ namespace specrt::speculation {
 // latest observation makes up.
 constexpr double kTrust = 8.0;
 constexpr double kRecent = 1.0 / 16;
+// How many times as long as expected a step counts to have taken, at most.
+constexpr double kHeldUp = 4.0;
 
 // Nanoseconds: verify_ns[g] of a target pass of width g + 1, draft_ns[g] of drafting g tokens in a
 // row, outside_ns per round outside the engines.
@@ -29,6 +31,22 @@ struct Costs {
   // What verifying or drafting `gamma` tokens costs, measured or interpolated.
   double verify(int gamma) const;
   double draft(int gamma) const;
+};
+
+// How much times and lines are off before any is known: a variance, as a share.
+constexpr double kFirstNoise = 0.2 * 0.2;
+
+// A cost that grows on a line with what is done: scale x + slope y, from noisy times.
+class CostLine {
+ public:
+  explicit CostLine(double slope, bool assumed) : slope_(slope), scaled_(!assumed) {}
+  void record(double x, double y, double ns);
+  double at(double x, double y) const;
+
+ private:
+  double scale_ = 1, slope_, noise_ = kFirstNoise;
+  double of_scale_ = kFirstNoise, both_ = 0, of_slope_ = 1;  // variances, by the scale squared
+  bool scaled_;
 };
 
 // What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.

@@ -10,7 +10,7 @@ namespace specrt::speculation {
 constexpr double kMaxDrafting = 200;
 constexpr double kMemory = 64.0;
 constexpr double kSurprise = 0.05 * 0.05;
-constexpr double kHeldUp = 4.0;
+constexpr double kToken = 0.1;
 constexpr double kMargin = 1.03;
 constexpr double kReading = 1.0 / 8;
 constexpr double kDoubt = 0.02;
@@ -31,17 +31,32 @@ void Company::judge(double made, double expected, bool drafted) {
   worth = std::min(1.0, 1.0 + (ratio - 1.0) * kSurprise / (kSurprise + noise));
 }
 
-SharedStep::SharedStep(Costs costs, int most, bool padded)
-    : costs_(std::move(costs)), most_(static_cast<std::size_t>(most)), padded_(padded) {
-  begin(1, {});
+Company::Company(const Costs& costs, int rows, int most) : line_(0, costs.assumed) {
+  for (int drafted = 0; drafted <= rows * most; ++drafted) {
+    verify.push_back(costs.verify(rows - 1 + drafted));
+    places_.push_back({verify.back(), kToken * costs.verify(0) * drafted});
+  }
 }
 
-static Company company_of(const Costs& costs, int rows, int most) {
-  std::vector<double> table;
-  for (int width = rows - 1; width < rows * (most + 1); ++width) {
-    table.push_back(costs.verify(width));
+void Company::record(std::size_t drafted, double ns) {
+  Place& place = places_.at(drafted);
+  line_.record(place.pass, place.tokens, ns);
+  ++place.times;
+  const double ratio = ns / line_.at(place.pass, place.tokens);
+  const double off = std::max(1 / kHeldUp, std::min(kHeldUp, ratio)) - place.off;
+  place.off += off / (kTrust + place.times);
+  for (std::size_t i = 0; i < verify.size(); ++i) {
+    verify[i] = line_.at(places_[i].pass, places_[i].tokens) * places_[i].off;
   }
-  return {CostTracker(table, costs.assumed), {}, {}};
+}
+
+SharedStep::SharedStep(Costs costs, int most, bool padded)
+    : costs_(std::move(costs)),
+      most_(static_cast<std::size_t>(most)),
+      padded_(padded),
+      line_(costs_.verify(1) / costs_.verify(0) - 1.0, costs_.assumed) {
+  for (int passes = 0; passes <= most; ++passes) drafts_.push_back(costs_.draft(passes));
+  begin(1, {});
 }
 
 void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting) {
@@ -49,11 +64,11 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
   probing = false;
   auto found = companies_.find(rows);
   if (found == companies_.end()) {
-    found = companies_.emplace(rows, company_of(costs_, rows, static_cast<int>(most_))).first;
+    found = companies_.emplace(rows, Company(costs_, rows, static_cast<int>(most_))).first;
   }
   company_ = &found->second;
   if (rows == 1) return;
-  floor = rate = rows / company_->verify.costs()[0];
+  floor = rate = rows / company_->verify[0];
   std::vector<DraftingRow> sorted = rows_drafting;
   std::stable_sort(sorted.begin(), sorted.end(), [](const auto& one, const auto& other) {
     return one.acceptance->tokens().at(1) > other.acceptance->tokens().at(1);
@@ -65,7 +80,7 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
   }
   chosen_ = choose(reading);
   if (chosen_.empty()) chosen_ = probe(ranked);
-  share(chosen_.size());
+  share();
 }
 
 static auto first(const std::vector<const Acceptance*>& ranked, std::size_t number) {
@@ -95,15 +110,14 @@ SharedStep::Ranked SharedStep::probe(const Ranked& ranked) {
 
 // The best rate, its time, how many rows draft, and how far.
 SharedStep::Best SharedStep::best(const Ranked& ranked) {
-  const std::vector<double>& costs = company_->verify.costs();
+  const std::vector<double>& costs = company_->verify;
   std::tuple<double, double, std::size_t, std::size_t> found{};
   std::vector<double> gains(most_ + 1, rows);
   for (std::size_t number = 1; number <= ranked.size(); ++number) {
     const std::vector<double>& tokens = ranked[number - 1]->tokens();
-    const std::vector<double>& drafts = draft_costs(number).costs();
     for (std::size_t g = 1; g <= most_; ++g) {
       gains[g] += tokens[g] - 1.0;
-      const double ns = (costs[width(number, g)] + drafts[g]) / company_->worth;
+      const double ns = (costs[width(number, g)] + draft_ns(number, g)) / company_->worth;
       found = std::max(found, {gains[g] / ns, ns, number, g});
     }
   }
@@ -113,25 +127,34 @@ SharedStep::Best SharedStep::best(const Ranked& ranked) {
 // Whether what a row gains in the rest of its text is worth what its draft lacks.
 bool SharedStep::pays_to_read(const DraftingRow& row) {
   if (row.lacks <= static_cast<int>(most_)) return true;
-  const double read_ns = kReading * draft_costs(1).costs().at(1);
+  const double read_ns = kReading * draft_ns(1, 1);
   const double share = 1.0 - 1.0 / (1.0 + std::max(0.0, company_->gain));
   return row.room / floor * share >= row.lacks * read_ns;
 }
 
-// Set a row's share of the time, by its drafted tokens: with passes, and without.
-void SharedStep::share(std::size_t number) {
-  const std::vector<double>& costs = company_->verify.costs();
-  const std::size_t count = number > 0 ? number : static_cast<std::size_t>(rows);
-  const double many = static_cast<double>(count), plain = costs[0] / rows;
-  const std::vector<double>& drafts = draft_costs(count).costs();
+// Set what a row is charged.
+void SharedStep::share() {
+  const std::vector<double>& costs = company_->verify;
+  const std::size_t count = chosen_.empty() ? static_cast<std::size_t>(rows) : chosen_.size();
   verify.clear();
   copying.clear();
-  drafting.clear();
   for (std::size_t g = 0; g <= most_; ++g) {
-    verify.push_back((costs[width(count, g)] - costs[0]) / many);
-    copying.push_back(plain + verify[g] / company_->worth);
-    drafting.push_back(copying[g] + drafts[g] / many / company_->worth);
+    verify.push_back((costs[width(count, g)] - costs[0]) / static_cast<double>(count));
+    copying.push_back(costs[0] / rows + verify[g] / company_->worth);
   }
+  going_on_.assign(most_ + 1, 0);
+  going_on_[0] = chosen_.size();
+  by_passes_.clear();
+}
+
+const std::vector<double>& SharedStep::drafting(std::size_t drafted) {
+  const std::size_t many = std::max<std::size_t>(1, going_on_.at(drafted > 0 ? drafted - 1 : 0));
+  std::vector<double>& table = by_passes_[many];
+  const double share = static_cast<double>(many) * company_->worth;
+  for (std::size_t g = table.size(); g <= most_; ++g) {
+    table.push_back(copying[g] + draft_ns(many, g) / share);
+  }
+  return table;
 }
 
 // The place of a step in the table of costs.
@@ -140,16 +163,8 @@ std::size_t SharedStep::width(std::size_t number, std::size_t g) const {
 }
 
 // What drafting takes where so many rows do.
-CostTracker& SharedStep::draft_costs(std::size_t number) {
-  const auto found = drafts_.find(number);
-  if (found != drafts_.end()) return found->second;
-  const double wider = costs_.verify(static_cast<int>(number) - 1) / costs_.verify(0);
-  std::vector<double> table;
-  for (std::size_t g = 0; g <= most_; ++g) {
-    table.push_back(costs_.draft(static_cast<int>(g)) * wider);
-  }
-  const CostTracker tracker(table, costs_.assumed, costs_.one_pass);
-  return drafts_.emplace(number, tracker).first->second;
+double SharedStep::draft_ns(std::size_t number, std::size_t passes) const {
+  return line_.at(drafts_.at(passes), static_cast<double>(number - 1) * drafts_[passes]);
 }
 
 bool SharedStep::plain_due() const {
@@ -166,10 +181,10 @@ void SharedStep::settle(const StepTimes& step) {
   const auto ns = static_cast<double>(step.draft_ns + step.verify_ns);
   company_->judge(step.made, ns * (drafted > 0 ? rate : floor), drafted > 0);
   if (rows > 1) {
-    company_->verify.record(static_cast<std::size_t>(drafted), static_cast<double>(step.verify_ns));
+    company_->record(static_cast<std::size_t>(drafted), static_cast<double>(step.verify_ns));
     if (step.passes > 0) {
-      draft_costs(static_cast<std::size_t>(step.drafting))
-          .record(static_cast<std::size_t>(step.passes), static_cast<double>(step.draft_ns));
+      const double ns_alone = drafts_.at(static_cast<std::size_t>(step.passes));
+      line_.record(ns_alone, (step.drafting - 1) * ns_alone, static_cast<double>(step.draft_ns));
     }
   }
   const bool counts = drafted > 0 && !probing;

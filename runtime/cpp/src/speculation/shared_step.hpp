@@ -34,15 +34,29 @@ class Outcome {
 };
 
 // What is known of steps of one number of rows.
-struct Company {
-  CostTracker verify;  // by drafted tokens of all rows, what a step takes besides drafting
+class Company {
+ public:
+  Company(const Costs& costs, int rows, int most);
+  // Take note of what a step took besides drafting. Throws std::out_of_range.
+  void record(std::size_t drafted, double ns);
+  // Hold what was expected to what a step made.
+  void judge(double made, double expected, bool drafted);
+
+  std::vector<double> verify;  // by drafted tokens of all rows, what a step takes besides drafting
   Outcome plain, drafting;
   double worth = 1;  // tokens that drafts were worth, of those expected
   std::int64_t steps_drafted = 0, steps_idle = 0;  // in a row
   double probe_loss = 0;
   double gain = INFINITY;  // by how many times plain steps' tokens the best plan makes more
 
-  void judge(double made, double expected, bool drafted);
+ private:
+  struct Place {
+    double pass, tokens;  // what the line is along
+    double off = 1;       // by how many times it is off that line
+    int times = 0;        // how often it was timed
+  };
+  std::vector<Place> places_;
+  CostLine line_;
 };
 
 // What a step took: tokens made, those drafted by all rows and by the one that drafted most, and
@@ -70,8 +84,14 @@ class SharedStep {
   int rows = 1;
   double floor = 1, rate = 1;  // tokens a nanosecond of a plain step, and of what pays best
   bool probing = false;
-  int gamma = 0;                                  // how far a probe drafts
-  std::vector<double> verify, copying, drafting;  // a row's share of the time, by drafted tokens
+  int gamma = 0;  // how far a probe drafts
+  // What a row is charged, by its drafted tokens, of verifying them, and of a step that it copies
+  // tokens for.
+  std::vector<double> verify, copying;
+  // What a row is charged that has drafted so many tokens, by how many it drafts.
+  const std::vector<double>& drafting(std::size_t drafted);
+  // Note that a row drafts further.
+  void go_on(std::size_t drafted) { ++going_on_.at(drafted); }
 
  private:
   using Ranked = std::vector<const Acceptance*>;
@@ -83,17 +103,20 @@ class SharedStep {
   Ranked probe(const Ranked& ranked);
   Best best(const Ranked& ranked);
   bool pays_to_read(const DraftingRow& row);
-  void share(std::size_t number);
+  void share();
   std::size_t width(std::size_t drafting, std::size_t gamma) const;
-  CostTracker& draft_costs(std::size_t rows);
+  double draft_ns(std::size_t rows, std::size_t passes) const;
 
   Costs costs_;
   std::size_t most_;
   bool padded_;
   std::map<int, Company> companies_;
   Company* company_ = nullptr;
-  std::map<std::size_t, CostTracker> drafts_;
+  std::vector<double> drafts_;  // what one row's drafts take, by passes
+  CostLine line_;
   Ranked chosen_;
+  std::vector<std::size_t> going_on_;  // how many rows draft further than so many tokens
+  std::map<std::size_t, std::vector<double>> by_passes_;
 };
 
 }  // namespace specrt::speculation
