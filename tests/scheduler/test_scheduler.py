@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +27,9 @@ from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import Scheduler
 from specrt.scheduler.slots import READ_AGAIN
-from specrt.speculation.auto_gamma import AutoGamma
-from specrt.speculation.compiled_gamma import AutoFactory
+from specrt.speculation.compiled_gamma import PYTHON
 from specrt.speculation.drafters import DRAFTERS
-from specrt.speculation.shared_step import DraftingRow, SharedStep
+from specrt.speculation.shared_step import SharedStep
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
@@ -195,40 +193,27 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
 # Gamma
 
 
-class NotedStep(SharedStep):
-    """Takes note of how many rows begin steps, and of how many tokens they make together."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.begun: list[int] = []
-        self.made: list[int] = []
-        super().__init__(*args, **options)
-
-    def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
-        self.begun.append(rows)
-        super().begin(rows, drafting)
-
-    def settle(self, made: int, drafted: Sequence[int], *times: int) -> None:
-        if self.rows > 1:
-            self.made.append(made)
-        super().settle(made, drafted, *times)
-
-
 @pytest.mark.parametrize("busy", [1, 3])
-def test_policies_know_how_many_rows_share_a_pass(tokenizer: Tokenizer, busy: int) -> None:
-    steps: list[NotedStep] = []
+def test_a_step_is_planned_and_timed_for_all_of_its_rows(
+    tokenizer: Tokenizer, busy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, settled = list[int](), list[tuple[int, int, int]]()
+    begin, settle = SharedStep.begin, SharedStep.settle
 
-    def step(*args: Any, **options: Any) -> NotedStep:
-        steps.append(NotedStep(*args, **options))
-        return steps[-1]
+    def note(step: SharedStep, made: int, drafted: list[int], *times: int) -> None:
+        settled.append((step.rows, made, sum(drafted)))
+        settle(step, made, drafted, *times)
 
-    models = replace(models_of(packed, 4, tokenizer), auto=AutoFactory(AutoGamma, step))
+    monkeypatch.setattr(SharedStep, "settle", note)
+    monkeypatch.setattr(SharedStep, "begin", lambda s, n, d: (begun.append(n), begin(s, n, d)))
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    Generator(models, tokenizer).generate_many([[i, 1] for i in range(busy)], params, gamma="auto")
-    (shared,) = steps
-    assert max(shared.begun) == busy
-    assert busy in shared.begun[busy:]
-    assert all(made >= busy for made in shared.made)
-    assert bool(shared.made) == (busy > 1)
+    models = replace(models_of(packed, 4, tokenizer), auto=PYTHON)
+    prompts = [[i, 1] for i in range(busy)]
+    done = Generator(models, tokenizer).generate_many(prompts, params, gamma="auto")
+    assert max(begun) == busy
+    counts = [completion.speculation for (completion,) in done]
+    assert sum(made for _, made, _ in settled) == busy * 20 - busy
+    assert sum(drafted for *_, drafted in settled) == sum(count.drafted for count in counts)
 
 
 # What is read once

@@ -135,7 +135,7 @@ class AutoGamma:
                 self._acceptance.mix_with_usual(SWITCH_CHANCE)
             elif self._rival is None:
                 self.verify_tracker.record(0, round_.verify_ns)
-        if alone and (round_.drafted or self._rival is None):
+        if alone and not round_.caught_up and (round_.drafted or self._rival is None):
             self._step.probing = self._probing
             made, drafted = len(round_.tokens), (round_.drafted,)
             self._step.settle(made, drafted, round_.draft_ns, round_.verify_ns)

@@ -87,20 +87,6 @@ class Costs:
             draft_ns=tuple(ns * draft for ns in self.draft_ns),
         )
 
-    def shared(self, load: int, most: int) -> Costs:
-        """Return what a round costs, up to gamma `most`, while so many rows do the same.
-
-        One pass verifies for all of them and costs what its tokens cost; drafts are small, and
-        cost the same for all as for one. The work outside is done for each.
-        """
-        return Costs(
-            tuple(self.verify(load * (g + 1) - 1) for g in range(most + 1)),
-            tuple(self.draft(g) for g in range(most + 1)),
-            self.outside_ns * load,
-            self.assumed,
-            self.one_pass,
-        )
-
     def of_one_pass(self) -> Costs:
         """Return the costs where a draft of any length is the pass of the longest."""
         drafts = (0.0, *(self.draft_ns[-1] for _ in self.draft_ns[1:]))

@@ -13,12 +13,14 @@ PROBING = 0.01
 MAX_PROBE_LOSS = 8.0
 """The most that one probe counts, in tokens of a row: a pass held up for other reasons is not its
 fault, and costs tuned far too dear are found out."""
+LEAST_PROBE_LOSS = 0.1
+"""The least that one counts, in tokens of a row: what is expected of it is not certain."""
 MAX_DRAFTING = 200
 """Steps in a row that draft, before a plain step shows what one costs now."""
 MEMORY = 64.0
 """Steps that an outcome is made of."""
-SURPRISE = 0.05**2
-"""How much outcomes are off what is expected of them, before any is known: a variance."""
+NOISE = 25.0
+"""Variances of an outcome that it is off by where it counts half: five standard deviations."""
 TOKEN = 0.1
 """Of a step, what a drafted token may cost that no pass of one row has shown."""
 MARGIN = 1.03
@@ -48,14 +50,14 @@ class DraftingRow(NamedTuple):
     """Tokens that may follow."""
 
 
-class Outcome:
+class StepOutcome:
     """Tokens that steps made, by those that their time was expected to make."""
 
-    def __init__(self) -> None:
+    def __init__(self, variance: float) -> None:
         self._made = self._expected = TRUST
-        self._squares = TRUST
+        self._squares = variance * TRUST**2
         self.ratio = 1.0
-        self.variance = 1.0
+        self.variance = variance
         """Of the ratio."""
 
     def record(self, made: float, expected: float) -> None:
@@ -64,7 +66,8 @@ class Outcome:
         keep = 1.0 - 1.0 / MEMORY
         self._made = keep * self._made + made
         self._expected = keep * self._expected + expected
-        self._squares = keep * self._squares + (made - expected) * (made - expected)
+        off = made - self.ratio * expected
+        self._squares = keep * self._squares + off * off
         self.ratio = self._made / self._expected
         self.variance = self._squares / (self._expected * self._expected)
 
@@ -81,7 +84,8 @@ class Company:
         """By how many times each place is off that line, and how often it was timed."""
         self.verify = self._passes
         """By drafted tokens of all rows, what a step takes besides drafting."""
-        self.plain, self.drafting = Outcome(), Outcome()
+        self.plain, self.drafting = StepOutcome(0.05**2), StepOutcome(1 / TRUST)
+        """Of plain steps, which are timed as they are, and of steps that draft."""
         self.worth = 1.0
         """Tokens that drafts were worth, by those expected, as far as that is less and no noise."""
         self.steps_drafted = self.steps_idle = 0
@@ -102,9 +106,9 @@ class Company:
     def judge(self, made: float, expected: float, *, drafted: bool) -> None:
         """Hold what was expected to what a step made."""
         (self.drafting if drafted else self.plain).record(made, expected)
-        ratio = self.drafting.ratio / self.plain.ratio
-        noise = self.drafting.variance + self.plain.variance
-        self.worth = min(1.0, 1.0 + (ratio - 1.0) * SURPRISE / (SURPRISE + noise))
+        less = 1.0 - self.drafting.ratio / self.plain.ratio
+        doubt = NOISE * (self.drafting.variance + self.plain.variance)
+        self.worth = 1.0 - max(0.0, less) * less * less / (less * less + doubt)
 
 
 class SharedStep:
@@ -141,28 +145,29 @@ class SharedStep:
         if rows > 1:
             self.floor = self.rate = rows / self.company.verify[0]
             ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
-            self._chosen = self._choose([row.policy for row in ranked if self._pays_to_read(row)])
-            if not self._chosen:
-                self._chosen = self._probe([row.policy for row in ranked])
+            self._chosen = self._choose(ranked) or self._probe(ranked)
             self._share()
 
-    def _choose(self, ranked: Sequence[Expecting]) -> Sequence[Expecting]:
+    def _choose(self, ranked: Sequence[DraftingRow]) -> Sequence[Expecting]:
         """Return the rows that draft because it pays, and set the price of time."""
         company = self.company
-        rate, _, number, _ = self._best(ranked)
-        company.gain = rate / self.floor - MARGIN if ranked else company.gain
+        worthy = [row.policy for row in ranked if self._pays_to_read(row)]
+        rate, _, number, _ = self._best(worthy)
+        company.gain = rate / self.floor - MARGIN if worthy else company.gain
         if rate <= self.floor * MARGIN:
             return ()
         self.rate, company.probe_loss = rate, 0.0
-        return () if self.plain_due() else ranked[:number]
+        return () if self.plain_due() else worthy[:number]
 
-    def _probe(self, ranked: Sequence[Expecting]) -> Sequence[Expecting]:
+    def _probe(self, ranked: Sequence[DraftingRow]) -> Sequence[Expecting]:
         """Return the rows that draft to see what it comes to, where that is due."""
-        company, most = self.company, MAX_PROBE_LOSS * self.rows
-        rate, ns, number, self.gamma = self._best(ranked)
-        loss = min(most, max(ns * (self.floor - rate), company.probe_loss))
+        company = self.company
+        rate, ns, number, self.gamma = self._best([row.policy for row in ranked])
+        ns += self._reading_ns(max((row.lacks for row in ranked[:number]), default=0))
+        loss = max(LEAST_PROBE_LOSS * self.rows, ns * (self.floor - rate), company.probe_loss)
+        loss = min(MAX_PROBE_LOSS * self.rows, loss)
         self.probing = number > 0 and company.steps_idle * PROBING * self.rows >= loss
-        return ranked[:number] if self.probing else ()
+        return [row.policy for row in ranked[:number]] if self.probing else ()
 
     def _best(self, ranked: Sequence[Expecting]) -> tuple[float, float, int, int]:
         """Return the best rate, its time, how many rows draft, and how far."""
@@ -179,9 +184,12 @@ class SharedStep:
 
     def _pays_to_read(self, row: DraftingRow) -> bool:
         """Tell whether what a row gains in the rest of its text is worth what its draft lacks."""
-        gain, read_ns = self.company.gain, READING * self._draft_costs(1)[1]
-        saved = row.room / self.floor * (1.0 - 1.0 / (1.0 + max(0.0, gain)))
-        return row.lacks <= self._most or saved >= row.lacks * read_ns
+        saved = row.room / self.floor * (1.0 - 1.0 / (1.0 + max(0.0, self.company.gain)))
+        return saved >= self._reading_ns(row.lacks)
+
+    def _reading_ns(self, lacks: int) -> float:
+        """Return what a draft takes to read what it lacks, beyond what a round leaves it."""
+        return 0.0 if lacks <= self._most else lacks * READING * self._draft_costs(1)[1]
 
     def _share(self) -> None:
         """Set what a row is charged of a step that it copies tokens for, and of verifying them."""
@@ -237,7 +245,8 @@ class SharedStep:
         """
         company, ns = self.company, draft_ns + verify_ns
         width = max(drafted) * self.rows if self._padded else sum(drafted)
-        expected = ns * (self.rate if width else self.floor)
+        promised = self.rate / company.worth if self.rate > self.floor else self.floor
+        expected = ns * (promised if width else self.floor)
         company.judge(made, expected, drafted=width > 0)
         if self.rows > 1:
             company.record(width, verify_ns)

@@ -84,7 +84,7 @@ void AutoGamma::observe(const RoundCounts& round) {
       verify_tracker_->record(0, static_cast<double>(round.verify_ns));
     }
   }
-  if (alone && (round.drafted > 0 || !rival_)) {
+  if (alone && !round.caught_up && (round.drafted > 0 || !rival_)) {
     step_->probing = probing_;
     const int made = static_cast<int>(round.tokens), drafted = static_cast<int>(round.drafted);
     step_->settle({made, drafted, drafted, round.draft_ns, round.verify_ns});

@@ -9,26 +9,28 @@ namespace specrt::speculation {
 // The Python runtime's constants, and its reasons for them.
 constexpr double kMaxDrafting = 200;
 constexpr double kMemory = 64.0;
-constexpr double kSurprise = 0.05 * 0.05;
+constexpr double kNoise = 25.0;
 constexpr double kToken = 0.1;
 constexpr double kMargin = 1.03;
 constexpr double kReading = 1.0 / 8;
 constexpr double kDoubt = 0.02;
 
-void Outcome::record(double made, double expected) {
+void StepOutcome::record(double made, double expected) {
   expected = std::max(made / kHeldUp, std::min(kHeldUp * made, expected));
   constexpr double keep = 1.0 - 1.0 / kMemory;
   made_ = keep * made_ + made;
   expected_ = keep * expected_ + expected;
-  squares_ = keep * squares_ + (made - expected) * (made - expected);
+  const double off = made - ratio * expected;
+  squares_ = keep * squares_ + off * off;
   ratio = made_ / expected_;
   variance = squares_ / (expected_ * expected_);
 }
 
 void Company::judge(double made, double expected, bool drafted) {
   (drafted ? drafting : plain).record(made, expected);
-  const double ratio = drafting.ratio / plain.ratio, noise = drafting.variance + plain.variance;
-  worth = std::min(1.0, 1.0 + (ratio - 1.0) * kSurprise / (kSurprise + noise));
+  const double less = 1.0 - drafting.ratio / plain.ratio;
+  const double doubt = kNoise * (drafting.variance + plain.variance);
+  worth = 1.0 - std::max(0.0, less) * less * less / (less * less + doubt);
 }
 
 Company::Company(const Costs& costs, int rows, int most) : line_(0, costs.assumed) {
@@ -69,47 +71,48 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
   company_ = &found->second;
   if (rows == 1) return;
   floor = rate = rows / company_->verify[0];
-  std::vector<DraftingRow> sorted = rows_drafting;
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& one, const auto& other) {
+  std::vector<DraftingRow> ranked = rows_drafting;
+  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& one, const auto& other) {
     return one.acceptance->tokens().at(1) > other.acceptance->tokens().at(1);
   });
-  Ranked ranked, reading;
-  for (const DraftingRow& row : sorted) {
-    ranked.push_back(row.acceptance);
-    if (pays_to_read(row)) reading.push_back(row.acceptance);
-  }
-  chosen_ = choose(reading);
+  chosen_ = choose(ranked);
   if (chosen_.empty()) chosen_ = probe(ranked);
   share();
 }
 
-static auto first(const std::vector<const Acceptance*>& ranked, std::size_t number) {
-  return std::vector(ranked.begin(), ranked.begin() + static_cast<std::ptrdiff_t>(number));
-}
-
 // The rows that draft because it pays; it sets the price of time.
-SharedStep::Ranked SharedStep::choose(const Ranked& ranked) {
-  const Best found = best(ranked);
-  if (!ranked.empty()) company_->gain = found.rate / floor - kMargin;
+SharedStep::Ranked SharedStep::choose(const std::vector<DraftingRow>& ranked) {
+  Ranked worthy;
+  for (const DraftingRow& row : ranked) {
+    if (pays_to_read(row)) worthy.push_back(row.acceptance);
+  }
+  const Best found = best(worthy);
+  if (!worthy.empty()) company_->gain = found.rate / floor - kMargin;
   if (found.rate <= floor * kMargin) return {};
   rate = found.rate;
   company_->probe_loss = 0;
-  return plain_due() ? Ranked{} : first(ranked, found.number);
+  worthy.resize(plain_due() ? 0 : found.number);
+  return worthy;
 }
 
 // The rows that draft to see what it comes to, where that is due.
-SharedStep::Ranked SharedStep::probe(const Ranked& ranked) {
-  const Best found = best(ranked);
+SharedStep::Ranked SharedStep::probe(const std::vector<DraftingRow>& ranked) {
+  Ranked rows_probing;
+  for (const DraftingRow& row : ranked) rows_probing.push_back(row.acceptance);
+  const Best found = best(rows_probing);
   gamma = static_cast<int>(found.gamma);
-  const double expected = std::max(found.ns * (floor - found.rate), company_->probe_loss);
-  const double loss = std::min(kMaxProbeLoss * rows, expected);
+  int lacks = 0;
+  for (std::size_t i = 0; i < found.number; ++i) lacks = std::max(lacks, ranked[i].lacks);
+  const double ns = found.ns + reading_ns(lacks), least = kLeastProbeLoss * rows;
+  const double loss = std::max({least, ns * (floor - found.rate), company_->probe_loss});
   const double due = static_cast<double>(company_->steps_idle) * kProbing * rows;
-  probing = found.number > 0 && due >= loss;
-  return probing ? first(ranked, found.number) : Ranked{};
+  probing = found.number > 0 && due >= std::min(kMaxProbeLoss * rows, loss);
+  rows_probing.resize(probing ? found.number : 0);
+  return rows_probing;
 }
 
 // The best rate, its time, how many rows draft, and how far.
-SharedStep::Best SharedStep::best(const Ranked& ranked) {
+SharedStep::Best SharedStep::best(const Ranked& ranked) const {
   const std::vector<double>& costs = company_->verify;
   std::tuple<double, double, std::size_t, std::size_t> found{};
   std::vector<double> gains(most_ + 1, rows);
@@ -125,11 +128,14 @@ SharedStep::Best SharedStep::best(const Ranked& ranked) {
 }
 
 // Whether what a row gains in the rest of its text is worth what its draft lacks.
-bool SharedStep::pays_to_read(const DraftingRow& row) {
-  if (row.lacks <= static_cast<int>(most_)) return true;
-  const double read_ns = kReading * draft_ns(1, 1);
+bool SharedStep::pays_to_read(const DraftingRow& row) const {
   const double share = 1.0 - 1.0 / (1.0 + std::max(0.0, company_->gain));
-  return row.room / floor * share >= row.lacks * read_ns;
+  return row.room / floor * share >= reading_ns(row.lacks);
+}
+
+// What a draft takes to read what it lacks, beyond what a round leaves it.
+double SharedStep::reading_ns(int lacks) const {
+  return lacks <= static_cast<int>(most_) ? 0.0 : lacks * kReading * draft_ns(1, 1);
 }
 
 // Set what a row is charged.
@@ -179,7 +185,8 @@ bool SharedStep::drafts(const Acceptance& row) const {
 void SharedStep::settle(const StepTimes& step) {
   const int drafted = padded_ ? step.widest * rows : step.drafted;
   const auto ns = static_cast<double>(step.draft_ns + step.verify_ns);
-  company_->judge(step.made, ns * (drafted > 0 ? rate : floor), drafted > 0);
+  const double promised = rate > floor ? rate / company_->worth : floor;
+  company_->judge(step.made, ns * (drafted > 0 ? promised : floor), drafted > 0);
   if (rows > 1) {
     company_->record(static_cast<std::size_t>(drafted), static_cast<double>(step.verify_ns));
     if (step.passes > 0) {

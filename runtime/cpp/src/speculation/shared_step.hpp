@@ -12,8 +12,10 @@
 
 namespace specrt::speculation {
 
-constexpr double kProbing = 0.01;      // share of the tokens that probes may cost
-constexpr double kMaxProbeLoss = 8.0;  // the most that one probe counts, in tokens of a row
+constexpr double kProbing = 0.01;  // share of the tokens that probes may cost
+// The most and the least that one probe counts, in tokens of a row.
+constexpr double kMaxProbeLoss = 8.0;
+constexpr double kLeastProbeLoss = 0.1;
 
 // A row that may draft by passes of the draft model: what it expects of its drafts, how many tokens
 // the draft has not read, and how many may follow.
@@ -24,13 +26,14 @@ struct DraftingRow {
 };
 
 // Tokens that steps made, by those that their time was expected to make.
-class Outcome {
+class StepOutcome {
  public:
+  explicit StepOutcome(double first) : variance(first), squares_(first * kTrust * kTrust) {}
   void record(double made, double expected);
-  double ratio = 1, variance = 1;
+  double ratio = 1, variance;  // the variance is the ratio's
 
  private:
-  double made_ = kTrust, expected_ = kTrust, squares_ = kTrust;
+  double made_ = kTrust, expected_ = kTrust, squares_;
 };
 
 // What is known of steps of one number of rows.
@@ -43,7 +46,7 @@ class Company {
   void judge(double made, double expected, bool drafted);
 
   std::vector<double> verify;  // by drafted tokens of all rows, what a step takes besides drafting
-  Outcome plain, drafting;
+  StepOutcome plain{0.05 * 0.05}, drafting{1 / kTrust};
   double worth = 1;  // tokens that drafts were worth, of those expected
   std::int64_t steps_drafted = 0, steps_idle = 0;  // in a row
   double probe_loss = 0;
@@ -99,10 +102,11 @@ class SharedStep {
     double rate = 0, ns = 0;
     std::size_t number = 0, gamma = 0;
   };
-  Ranked choose(const Ranked& ranked);
-  Ranked probe(const Ranked& ranked);
-  Best best(const Ranked& ranked);
-  bool pays_to_read(const DraftingRow& row);
+  Ranked choose(const std::vector<DraftingRow>& ranked);
+  Ranked probe(const std::vector<DraftingRow>& ranked);
+  Best best(const Ranked& ranked) const;
+  bool pays_to_read(const DraftingRow& row) const;
+  double reading_ns(int lacks) const;
   void share();
   std::size_t width(std::size_t drafting, std::size_t gamma) const;
   double draft_ns(std::size_t rows, std::size_t passes) const;
