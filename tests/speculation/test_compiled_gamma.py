@@ -8,10 +8,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 from gamma_traces import MACHINES
 
+from specrt.speculation import compiled_gamma
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.compiled_gamma import (
     PYTHON,
@@ -233,3 +236,12 @@ def test_policies_keep_what_they_use() -> None:
 def test_what_is_out_of_range_is_found(call: Callable[[CompiledGamma], object]) -> None:
     with pytest.raises(AssertionError, match="than there may be"):
         call(CompiledGamma(MACHINES["206 M int8"], 8))
+
+
+@pytest.mark.parametrize("library", ["missing.so", "libm.so.6"])
+def test_without_the_policy_in_the_library_it_is_python_s(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_gamma, "KERNELS", Path(library))
+    monkeypatch.setattr(compiled_gamma, "_library", cache(compiled_gamma._library.__wrapped__))
+    assert auto_factory() == PYTHON
