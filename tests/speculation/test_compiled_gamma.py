@@ -79,12 +79,16 @@ class BothSteps:
     """What rows share in Python and compiled."""
 
     def __init__(self, costs: Costs, most: int, *, padded: bool) -> None:
+        self.seen = Counter[str]()
         self.python = SharedStep(costs, most, padded=padded)
         self.compiled = CompiledStep(costs, most, padded=padded)
 
     def begin(self, rows: int, drafting: Sequence[tuple[Both, int, int]]) -> None:
         self.python.begin(rows, [DraftingRow(one.python, *more) for one, *more in drafting])
         self.compiled.begin(rows, [DraftingRow(one.compiled, *more) for one, *more in drafting])
+        if rows > 1:
+            chosen = sum(self.python.drafts(one.python) for one, *_ in drafting)
+            self.seen["probe" if self.python.probing else f"{chosen} draft"] += 1
 
     def settle(self, made: int, drafted: Sequence[int], *times: int) -> None:
         self.python.settle(made, drafted, *times)
@@ -186,21 +190,28 @@ def _step(
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_in_company_it_decides_what_python_does(seed: int) -> None:
+def company(seed: int) -> Counter[str]:
+    """Run steps of one to four rows on both sides; return what they did, by kind."""
     most, draw = 8, random.Random(seed)
     true, told = _machine(seed, most)
     shared = BothSteps(told, most, padded=seed % 3 == 0)
-    seen, free = Counter[str](), replace(told, draft_ns=(0.0,) * len(told.draft_ns))
+    free = replace(told, draft_ns=(0.0,) * len(told.draft_ns))
     rows = []
     for number in range(4):
-        model = Both(told, most, step=shared, seen=seen)
-        rows.append((model, Both(free, most, model, shared, seen), Text(9 * seed + number, most)))
+        model = Both(told, most, step=shared, seen=shared.seen)
+        lookup = Both(free, most, model, shared, shared.seen)
+        rows.append((model, lookup, Text(9 * seed + number, most)))
     busy = rows
-    for _ in range(250):
+    for _ in range(500):
         if draw.random() < 0.05:
             busy = draw.sample(rows, draw.randint(1, 4))
         _step(shared, busy, true, draw)
+    return shared.seen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_company_it_decides_what_python_does(seed: int) -> None:
+    seen = company(seed)
     assert seen["choose 0"] > 30, seen
     assert seen["choose 1"] + seen["choose 2"] > 30, seen
 
@@ -216,6 +227,9 @@ def test_all_kinds_of_answers_are_compared() -> None:
             both.observe(text.round(kept, true.draft(steps), true.verify(kept)))
     answers = {"choose 0", "choose 1", "choose 2", "continue", "stop", "discard", "None"}
     assert answers | {"a round"} <= {*seen}, seen
+    steps = sum(map(company, (0, 3, 10, 11)), Counter[str]())
+    assert {"made less", "probe", *(f"{rows} draft" for rows in range(5))} <= {*steps}, steps
+    assert steps["probe"] > 5, steps
 
 
 def test_policies_keep_what_they_use() -> None:
