@@ -100,6 +100,7 @@ class Text:
 
     def __init__(self, seed: int, most: int) -> None:
         self.draw, self.most, self.chance = random.Random(seed), most, 0.5
+        self.noise = (0.1, 0.5)[seed % 2]
 
     def confidences(self) -> list[float]:
         draw = self.draw
@@ -119,7 +120,7 @@ class Text:
         kind = self.draw.random()
         if kind < 0.02:
             return self.draw.choice((0, 1, 10**12, round(cost * 20)))
-        return round(cost * self.draw.lognormvariate(0, 0.1))
+        return round(cost * self.draw.lognormvariate(0, self.noise))
 
     def round(self, kept: int, draft_ns: float, verify_ns: float) -> Round:
         right = self.accepted(kept)
@@ -147,7 +148,7 @@ def test_alone_it_decides_what_python_does(seed: int) -> None:
     model = Both(told, most)
     lookup = Both(replace(told, draft_ns=(0.0,) * len(told.draft_ns)), most, model)
     text = Text(seed, most)
-    for number in range(700):
+    for number in range(2000):
         steps = kept = 0
         if cascades := seed % 3 > 0 and number > 50:
             steps, kept = lookup.draft(text.confidences()[: text.draw.randint(0, most)])
