@@ -48,7 +48,7 @@ MAKE_VENV = $(PYTHON) -c 'import runpy, signal; signal.signal(signal.SIGINT, sig
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 # Installing compiles the CPU kernels; without a compiler the package has none.
-$(VENV)/.runtime: pyproject.toml setup.py requirements/runtime.txt $(wildcard runtime/cpp/src/kernels/*)
+$(VENV)/.runtime: pyproject.toml setup.py requirements/runtime.txt $(wildcard runtime/cpp/src/kernels/* runtime/cpp/src/speculation/*)
 	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(sys.version_info < (3, 10) \
 	  and "specrt needs Python 3.10 or later, and $(PYTHON) is " + v + "; name another: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(MAKE_VENV) --clear $(VENV)

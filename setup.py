@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels, and lets editable installs put both roots on the path.
+"""Compiles CPU kernels and gamma policy, and lets editable installs put both roots on the path.
 
 Without a C++17 compiler the package is installed without kernels.
 
@@ -59,11 +59,18 @@ for variable, known in {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "cla
         # Python was compiled by a compiler that is not here; another one will do.
         environ[variable] = next(filter(which, known), command)
 
+
+def compiled(suffix: str) -> list[str]:
+    """Return the files of the library that end so."""
+    folders = (SOURCES / "kernels", SOURCES / "speculation")
+    return sorted(str(path) for folder in folders for path in folder.glob(f"*{suffix}"))
+
+
 KERNELS = Extension(
     "specrt.libspecrt_kernels",
-    sorted(map(str, (SOURCES / "kernels").glob("*.cpp"))),
+    compiled(".cpp"),
     include_dirs=[str(SOURCES)],
-    depends=[str(FLAGS), *sorted(map(str, (SOURCES / "kernels").glob("*.hpp")))],
+    depends=[str(FLAGS), *compiled(".hpp")],
     extra_compile_args=[*FLAGS.read_text().split(), "-fvisibility=hidden", "-g0", "-pthread"],
     extra_link_args=["-pthread"],
     language="c++",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ REGRETS = {
     "telling": 0.02,
     "misleading": 0.03,
     "noisy clock": 0.05,
-    "changing load": 0.04,
+    "busy": 0.05,
     "wrong scale": 0.03,
     "wrong shape": 0.04,
     "untuned": 0.03,
@@ -64,7 +64,7 @@ class Trace:
 
     `costs` are the machine's, `tuned` what a policy is told of them. With a second drafter the
     first is asked first, as in a cascade. `jitter` has how many times as long as they should passes
-    take on the clock, in turn; `loads` how many rows share them, in stretches of 250 tokens.
+    take on the clock, in turn.
     """
 
     name: str
@@ -73,7 +73,6 @@ class Trace:
     second: Drafts | None = None
     tuned: Costs | None = None
     jitter: Sequence[float] = (1.0,)
-    loads: Sequence[int] = (1,)
 
     @property
     def length(self) -> int:
@@ -88,15 +87,6 @@ class Trace:
     def timed(self, ns: float, number: int) -> int:
         """Return what a pass takes on the clock; `number` counts passes."""
         return round(ns * self.jitter[number % len(self.jitter)])
-
-    def load(self, position: int) -> int:
-        """Return how many rows share the passes where the text has come so far."""
-        return self.loads[position // 250 % len(self.loads)]
-
-    @cached_property
-    def by_load(self) -> dict[int, Costs]:
-        """What passes cost, for each number of rows that share them."""
-        return {load: self.costs.shared(load, LARGEST) for load in self.loads}
 
 
 @dataclass
@@ -115,14 +105,6 @@ class Ride:
                 ns += spent
             position += len(round_.tokens)
         return tokens / ns * 1e9
-
-
-@runtime_checkable
-class LoadPolicy(Protocol):
-    """A policy that goes by how many rows share the passes."""
-
-    def set_load(self, load: int) -> None:
-        """Go by what passes cost while so many rows share them."""
 
 
 def draft(policy: GammaPolicy, drafts: Drafts, position: int) -> tuple[int, int, int]:
@@ -144,13 +126,9 @@ def ride(policy: GammaPolicy, trace: Trace, second: GammaPolicy | None = None) -
     """Run a policy along a trace; a trace of two drafters takes two."""
     done = Ride()
     position = 0
-    loaded = policy if isinstance(policy, LoadPolicy) else None
     while position + LARGEST < trace.length:
         number = len(done.rounds)
-        load = trace.load(position)
-        costs = trace.by_load[load]
-        if loaded is not None:
-            loaded.set_load(load)
+        costs = trace.costs
         steps, kept, accepted = draft(policy, trace.drafts, position)
         draft_ns = costs.draft(steps) if trace.second is None else 0.0
         both = second is not None and trace.second is not None and not kept
@@ -192,7 +170,7 @@ def best_fixed(trace: Trace, first: int = 0, last: int | None = None) -> float:
 def fixed_rate(trace: Trace, gamma: int, second: int, first: int, last: int) -> float:
     """Return what `ride` with fixed gammas comes to, from one token of the text to another."""
     position, tokens, ns = 0, 0, 0.0
-    drafts, other, loads = trace.drafts, trace.second, trace.by_load
+    drafts, other, costs = trace.drafts, trace.second, trace.costs
     while position + LARGEST < trace.length:
         kept = min(gamma, len(drafts.confidence[position]))
         accepted, steps = min(kept, drafts.right[position]), kept
@@ -202,7 +180,6 @@ def fixed_rate(trace: Trace, gamma: int, second: int, first: int, last: int) -> 
                 steps = kept = min(second, len(other.confidence[position]))
                 accepted = min(kept, other.right[position])
         if first <= position < last:
-            costs = loads[trace.load(position)]
             tokens += accepted + 1
             ns += costs.draft_ns[steps] + costs.verify_ns[kept] + costs.outside_ns
         position += accepted + 1
@@ -419,9 +396,9 @@ def families(seed: int = 1) -> dict[str, list[Trace]]:
         for name, costs in MACHINES.items()
         for drafts in plain
     ]
-    found["changing load"] = [
-        Trace(name, drafts, costs, loads=(1, 4, 2))
-        for name, costs in MACHINES.items()
+    found["busy"] = [
+        Trace(name, drafts, costs, jitter=busy(seed))
+        for seed, (name, costs) in enumerate(MACHINES.items())
         for drafts in plain
     ]
     found["wrong scale"] = [
@@ -448,6 +425,12 @@ def noisy(seed: int) -> list[float]:
     """Return a busy machine: passes vary by an eighth, and one in a hundred takes ten times."""
     draw = random.Random(seed)
     return [draw.lognormvariate(0, 0.12) * (10 if draw.random() < 0.01 else 1) for _ in range(4999)]
+
+
+def busy(seed: int) -> list[float]:
+    """Return a machine that others use: a third of all passes wait for a slice of time."""
+    draw = random.Random(seed)
+    return [draw.uniform(2, 6) if draw.random() < 0.35 else 1.0 for _ in range(4999)]
 
 
 def wrong_shapes(costs: Costs) -> list[Costs]:

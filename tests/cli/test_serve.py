@@ -39,6 +39,7 @@ def started(
             said += line
             if found := re.search(r"serving codelet at (http://\S+)/v1", line):
                 assert "drafter model, gamma auto; 1 request runs" in said
+                assert "specrt tune" in said
                 yield found[1], process
                 return
         raise AssertionError("it never said where it listens")

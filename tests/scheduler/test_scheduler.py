@@ -27,8 +27,9 @@ from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import Scheduler
 from specrt.scheduler.slots import READ_AGAIN
-from specrt.speculation.auto_gamma import AutoGamma
+from specrt.speculation.compiled_gamma import PYTHON
 from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.shared_step import SharedStep
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
@@ -193,16 +194,27 @@ def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) 
 
 
 @pytest.mark.parametrize("busy", [1, 3])
-def test_policies_know_how_many_rows_share_a_pass(
+def test_a_step_is_planned_and_timed_for_all_of_its_rows(
     tokenizer: Tokenizer, busy: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads: list[int] = []
-    honest = AutoGamma.set_load
-    monkeypatch.setattr(AutoGamma, "set_load", lambda p, n: (loads.append(n), honest(p, n)))
+    begun, settled = list[int](), list[tuple[int, int, int]]()
+    begin, settle = SharedStep.begin, SharedStep.settle
+
+    def note(step: SharedStep, made: int, drafted: list[int], *times: int) -> None:
+        settled.append((step.rows, made, sum(drafted)))
+        settle(step, made, drafted, *times)
+
+    monkeypatch.setattr(SharedStep, "settle", note)
+    monkeypatch.setattr(SharedStep, "begin", lambda s, n, d: (begun.append(n), begin(s, n, d)))
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    rows(packed, 4, tokenizer).generate_many([[i, 1] for i in range(busy)], params, gamma="auto")
-    assert set(loads[busy:]) >= {busy}
-    assert max(loads) == busy
+    models = replace(models_of(packed, 4, tokenizer), auto=PYTHON)
+    prompts = [[i, 1] for i in range(busy)]
+    done = Generator(models, tokenizer).generate_many(prompts, params, gamma="auto")
+    assert max(begun) == busy
+    drafted = sum(completion.speculation.drafted for (completion,) in done)
+    # Of the first tokens, and of rounds whose draft caught up, nothing is learned.
+    assert 10 * busy < sum(made for _, made, _ in settled) <= 19 * busy
+    assert 0 < sum(verified for *_, verified in settled) <= drafted
 
 
 # What is read once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrt.errors import BundleError
-from specrt.speculation.costs import Costs, CostTracker
+from specrt.speculation.costs import CostLine, Costs, CostTracker
 from specrt.speculation.pool import as_one_launch
 
 NS = st.floats(1.0, 1e9)
@@ -58,20 +58,22 @@ def test_costs_that_no_machine_has_are_refused(costs: Any) -> None:
         Costs(*costs)
 
 
-def test_rows_that_share_a_pass_pay_for_a_pass_of_all_their_tokens() -> None:
-    """Of `load` rows that verify gamma tokens each a pass is load * (gamma + 1) tokens wide."""
-    costs = Costs(tuple(100.0 + 7 * g * g for g in range(20)), (0.0, 3.0, 5.0), 2.0)
-    assert costs.shared(1, 2) == replace(costs, verify_ns=costs.verify_ns[:3])
-    for load in (2, 3, 4):
-        shared = costs.shared(load, 2)
-        assert shared.verify_ns == tuple(costs.verify_ns[load * (g + 1) - 1] for g in range(3))
-        assert (shared.draft_ns, shared.outside_ns) == (costs.draft_ns, 2.0 * load)
+@pytest.mark.parametrize("assumed", [False, True])
+def test_a_line_follows_what_was_timed(assumed: bool) -> None:
+    """Times vary by an eighth, and one in ten is held up by ten times."""
+    draw = random.Random(1)
+    line = CostLine(0.5, assumed=assumed)
+    for _ in range(400):
+        x, y = draw.choice((1.0, 2.0)), draw.choice((0.0, 1.0, 3.0))
+        late = 10 if draw.random() < 0.1 else 1
+        line.record(x, y, (70 * x + 9 * y) * draw.lognormvariate(0, 0.12) * late)
+    first, second = line.along([1.0, 2.0], [0.0, 3.0])
+    assert second / first == pytest.approx(167 / 70, rel=0.15)
 
 
 def test_a_draft_of_one_pass_costs_the_same_at_every_length() -> None:
     costs = Costs((100.0, 101.0, 102.0, 103.0), (0.0, 10.0, 20.0, 40.0), 5.0).of_one_pass()
     assert costs.draft_ns == (0.0, 40.0, 40.0, 40.0)
-    assert costs.shared(2, 3).one_pass
     assert costs.scaled(draft=2.0).one_pass
     tracker = CostTracker(costs.draft_ns, one_pass=True)
     for drafted in (3, 1, 2, 3) * 10:

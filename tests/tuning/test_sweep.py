@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from specrt.completion import SpeculationStats
 from specrt.generator import Generator
 from specrt.params import AUTO
-from specrt.speculation.auto_gamma import AutoGamma
+from specrt.speculation.compiled_gamma import AdaptiveGamma, auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
 from specrt.text.tokenizer import Tokenizer
@@ -96,16 +97,13 @@ def test_candidates_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyP
     assert found.counts[order[2]].drafted > found.counts[order[1]].drafted > 0
 
 
-def test_candidates_do_not_learn_from_each_other(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[AutoGamma] = []
+def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
+    made: list[AdaptiveGamma] = []
 
-    class Noted(AutoGamma):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            made.append(self)
-            super().__init__(*args, **options)
+    def noted(*args: Any) -> AdaptiveGamma:
+        made.append(auto_factory().policy(*args))
+        return made[-1]
 
-    monkeypatch.setattr("specrt.speculation.pool.AutoGamma", Noted)
-    sweep(models(), tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
+    given = replace(models(), auto=auto_factory()._replace(policy=noted))
+    sweep(given, tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
     assert len(made) == 3  # of the draft model on its own, behind the lookup, and of the lookup

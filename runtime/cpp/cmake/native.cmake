@@ -6,7 +6,7 @@
 #   SPECRT_TOKENIZER_LIBRARY    tokenizer library to load where the application names none
 #   TENSORRT_ROOT               SDK of TensorRT; without it bundles of TensorRT are refused
 specrt_objects(native src/kernels src/native src/native/bundle src/native/engine src/native/sampling
-  src/native/speculation src/native/text)
+  src/native/speculation src/native/text src/speculation)
 
 # The kernels' own flags come after those of the build type: one for small files would make passes
 # take twice as long.

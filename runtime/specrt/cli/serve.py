@@ -253,7 +253,11 @@ def _serve(
 
     application = make()
     service = application.state.service
-    print_notices(service.generator.notices)
+    notices, models = service.generator.notices, service.generator.models
+    print_notices(notices)
+    told = any("specrt tune" in notice for notice in notices)
+    if models.costs is None and len(models.gammas) > 1 and not told:
+        print_notices(["not tuned here: `auto` learns what passes cost; run `specrt tune BUNDLE`"])
     print(_drafting(service.generator), file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
     url, *others = [f"http://{shown}:{_port(listener)}" for listener in listeners]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import NamedTuple
 
 from specrt.engine.protocol import Engine, Output, RowsEngine, rows_of
@@ -49,6 +50,11 @@ class BatchExecutor:
         self._target = target
         self._narrow = narrow
         self._drafts = draft is not None
+        self.draft_ns = self.draft_passes = self.drafting = 0
+        """Of the last step of several slots: time until all had drafted, passes, and slots of the
+        first one."""
+        self.read_prompt = False
+        """Whether a chunk of a prompt took part in the last step of several slots."""
         self._widest = max(e.max_width for e in (target, draft) if e is not None)
         self._rows: dict[int, RowsEngine] = {
             id(engine): rows_of(engine) for engine in (target, draft) if engine is not None
@@ -86,6 +92,9 @@ class BatchExecutor:
         return output
 
     def _step_together(self, slots: Sequence[ActiveSlot]) -> Iterator[StepResult]:
+        began = perf_counter_ns()
+        self.draft_ns = self.draft_passes = self.drafting = 0
+        self.read_prompt = False
         for active in slots:
             result = None if active.pending else self._resume(active, None)
             if result is not None:
@@ -97,6 +106,9 @@ class BatchExecutor:
             if not chosen:
                 break
             yield from self._run(chosen)
+            self.draft_ns = perf_counter_ns() - began
+            self.drafting = self.drafting or len(chosen)
+            self.draft_passes += 1
         waiting = [a for a in slots if a.pending and a.pending.engine is self._target]
         chosen, _ = self._fitting(waiting, self._widest)
         if chosen:
@@ -112,6 +124,7 @@ class BatchExecutor:
                 if width > left:
                     continue
                 left -= width
+                self.read_prompt = True
             chosen.append(active)
         return chosen, left
 

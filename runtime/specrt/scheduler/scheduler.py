@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
 from typing import TypeVar
 
@@ -16,8 +16,11 @@ from specrt.errors import RequestError
 from specrt.scheduler.executor import INTERRUPTS, ActiveSlot, BatchExecutor, StepResult
 from specrt.scheduler.request import Request
 from specrt.scheduler.slots import Slot, SlotTable
+from specrt.speculation.compiled_gamma import StepPlan
+from specrt.speculation.costs import Costs
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
-from specrt.speculation.round import Drafter, Rounds, speculate
+from specrt.speculation.round import Drafter, Round, Rounds, speculate
+from specrt.speculation.shared_step import DraftingRow
 from specrt.speculation.target import EngineTarget
 from specrt.speculation.text_memory import TextMemory
 
@@ -138,11 +141,13 @@ class Scheduler:
         self._executor = BatchExecutor(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
         self._running: dict[ActiveSlot, Slot] = {}
-        active = self._active = [0]
-        """How many slots take part in a step."""
-        shared = packs(models.target)
-        load = (lambda: active[0]) if shared else None
-        self.drafters = DrafterPool(models, load=load, rows=len(self._slots), memory=text_memory)
+        self._shared: StepPlan | None = None
+        """What rows share that wait for each other's passes, and for nothing else."""
+        if rounds is engine_rounds and len(self._slots) > 1:
+            most, padded = max(models.gammas), not packs(models.target)
+            costs = models.costs or Costs.assume(most)
+            self._shared = models.auto.step(costs, most, padded=padded)
+        self.drafters = DrafterPool(models, self._shared, len(self._slots), text_memory)
         self._text_memory = text_memory
         self.lock = EngineLock()
         self._closing = threading.RLock()
@@ -268,10 +273,12 @@ class Scheduler:
         self._sweep()
         needed = self._admit()
         active = [a for a, slot in self._running.items() if needed or not _request(slot).paused]
-        self._active[0] = len(active)
+        rounds, began = [], perf_counter_ns()
+        measured = self._shared is not None and self._plan(self._shared, active)
         try:
             for result in self._executor.step(active):
                 self._deliver(result)
+                rounds.append(result.round_)
         except BaseException:  # Ctrl-C: a pass can be run again, a slot stopped elsewhere cannot
             self._mend()
             for one in active:
@@ -279,6 +286,34 @@ class Scheduler:
                     error = RequestError("the completion was interrupted")
                     self._deliver(StepResult(one, error=error))
             raise
+        if measured and len(active) > 1:
+            self._settle(rounds, perf_counter_ns() - began)
+
+    def _plan(self, shared: StepPlan, active: Sequence[ActiveSlot]) -> bool:
+        """Plan what slots draft; tell whether all go by the plan."""
+        requests = [_request(self._running[one]) for one in active]
+        decoding = [r for r in requests if r.completion.timings.arrivals]
+        drafting = [
+            DraftingRow(r.policies.drafting, length - r.caches[-1].length, r.limit - length)
+            for r in decoding
+            if r.policies is not None and r.policies.drafting is not None
+            for length in (len(r.tokens),)
+        ]
+        shared.begin(max(1, len(decoding)), drafting)
+        adapt = all(r.policies is not None and r.policies.adapts for r in decoding)
+        return adapt and len(decoding) == len(active)
+
+    def _settle(self, rounds: Sequence[Round | None], ns: int) -> None:
+        """Learn what a step of several slots took, unless one read a prompt or ended otherwise."""
+        shared, executor = self._shared, self._executor
+        if shared is None or executor.read_prompt or None in rounds:
+            return
+        done = [round_ for round_ in rounds if round_ is not None]
+        passes = 0 if any(r.caught_up for r in done) else executor.draft_passes
+        shared.settle(
+            sum(len(r.tokens) for r in done), [r.drafted for r in done], executor.draft_ns,
+            ns - executor.draft_ns, passes, executor.drafting,
+        )  # fmt: skip
 
     def _sweep(self) -> None:
         """End what was cancelled."""

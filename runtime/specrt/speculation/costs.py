@@ -15,6 +15,12 @@ WIDENING = 0.03
 """By what share a target pass of a token more costs more, at least, where it was never timed."""
 RECENT = 1 / 16
 """Share of a running mean that the latest observation makes up."""
+HELD_UP = 4.0
+"""How many times as long as expected a step counts to have taken, at most."""
+FIRST_NOISE = 0.2**2
+"""How much times and lines are off before any is known: a variance, as a share."""
+DRIFT = 0.01**2
+"""How much they drift from one to the next."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +87,6 @@ class Costs:
             draft_ns=tuple(ns * draft for ns in self.draft_ns),
         )
 
-    def shared(self, load: int, most: int) -> Costs:
-        """Return what a round costs, up to gamma `most`, while so many rows do the same.
-
-        One pass verifies for all of them and costs what its tokens cost; drafts are small, and
-        cost the same for all as for one. The work outside is done for each.
-        """
-        return Costs(
-            tuple(self.verify(load * (g + 1) - 1) for g in range(most + 1)),
-            tuple(self.draft(g) for g in range(most + 1)),
-            self.outside_ns * load,
-            self.assumed,
-            self.one_pass,
-        )
-
     def of_one_pass(self) -> Costs:
         """Return the costs where a draft of any length is the pass of the longest."""
         drafts = (0.0, *(self.draft_ns[-1] for _ in self.draft_ns[1:]))
@@ -141,6 +133,8 @@ class CostTracker:
         self._passes = [0] * len(tuned)
         self._fast = [1] * len(tuned)
         self._slow = [0] * len(tuned)
+        self._last = [1.0] * len(tuned)
+        self._spread, self._held_up = 0.0, 2.0
         self._narrowest = len(tuned)
         """The shortest draft whose pass was timed."""
         self.costs: list[float]
@@ -158,7 +152,7 @@ class CostTracker:
         expected = own * self._common
         ratio = ns / expected
         self._fast[drafted] = self._fast[drafted] + 1 if ratio < 0.5 else 0
-        self._slow[drafted] = self._slow[drafted] + 1 if ratio > 2.0 else 0
+        self._slow[drafted] = self._slow[drafted] + 1 if ratio > self._held_up else 0
         if self._fast[drafted] == 2 or self._slow[drafted] == 4:
             self._own[drafted] *= ratio
             self._fast[drafted] = self._slow[drafted] = 0
@@ -166,6 +160,8 @@ class CostTracker:
             surprise, passes = min(0.5, ratio - 1.0), self._passes[drafted]
             self._common *= 1.0 + surprise * max(1.0 / (1.0 + sum(self._passes)), RECENT)
             self._own[drafted] *= 1.0 + surprise / (2 * TRUST + min(passes, 8 * TRUST))
+        self._spread += RECENT * (min(abs(ratio - self._last[drafted]), 4.0) - self._spread)
+        self._last[drafted], self._held_up = ratio, max(2.0, 1.0 + 6.0 * self._spread)
         self._passes[drafted] += 1
         self._narrowest = min(drafted, self._narrowest)
         self._update()
@@ -183,6 +179,55 @@ class CostTracker:
             costs.append(self._common * min(ns, most))
         if self._one_pass:
             costs[1:] = costs[1:2] * (len(costs) - 1)
+
+
+class CostLine:
+    """A cost that grows on a line with what is done: scale x + slope y, from noisy times.
+
+    The two follow by a Kalman filter whose state drifts (Kalman 1960, A new approach to linear
+    filtering). Noise is what times were off so far; one that is off by more than `HELD_UP` times
+    counts as that. Assumed costs have no scale before the first time.
+
+    Units: nanoseconds.
+    """
+
+    def __init__(self, slope: float, *, assumed: bool = False) -> None:
+        self.scale, self.slope = 1.0, slope
+        self._scaled = not assumed
+        self._noise = FIRST_NOISE
+        self._variances = FIRST_NOISE, 0.0, 1.0
+        """Of the scale, of both together, and of the slope; by the scale squared."""
+
+    def record(self, x: float, y: float, ns: float) -> None:
+        """Take note of what it took."""
+        if ns <= 0 or x <= 0:
+            return
+        if not self._scaled:
+            self.scale *= ns / (self.scale * x + self.slope * y)
+            self.slope, self._scaled = self.slope * self.scale, True
+        expected = max(self.scale * x + self.slope * y, 0.1 * self.scale * x)
+        ns = max(expected / HELD_UP, min(HELD_UP * expected, ns))
+        surprise = ns / expected - 1.0
+        self._noise += RECENT * (min(1.0, surprise * surprise) - self._noise)
+        of_scale, both, of_slope = self._variances
+        of_scale, of_slope = of_scale + DRIFT, of_slope + DRIFT
+        share_x, share_y = self.scale * x / expected, self.scale * y / expected
+        gain_x = of_scale * share_x + both * share_y
+        gain_y = both * share_x + of_slope * share_y
+        certainty = 1.0 / (gain_x * share_x + gain_y * share_y + max(self._noise, DRIFT))
+        self._variances = (
+            of_scale - gain_x * gain_x * certainty,
+            both - gain_x * gain_y * certainty,
+            of_slope - gain_y * gain_y * certainty,
+        )
+        step = self.scale * surprise * certainty
+        self.scale = max(0.1 * self.scale, self.scale + gain_x * step)
+        self.slope += gain_y * step
+
+    def along(self, xs: Sequence[float], ys: Sequence[float]) -> list[float]:
+        """Return what each of several costs."""
+        a, b = self.scale, self.slope
+        return [max(a * x + b * y, 0.1 * a * x) for x, y in zip(xs, ys, strict=True)]
 
 
 def shared_widths(gamma: int, rows: int, most: int) -> list[int]:

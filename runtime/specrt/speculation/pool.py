@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,7 +22,8 @@ from specrt.errors import RequestError, did_you_mean
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.sampling.processors import LogitsProcessors
-from specrt.speculation.auto_gamma import FALLBACK_AFTER, AutoGamma
+from specrt.speculation.auto_gamma import FALLBACK_AFTER
+from specrt.speculation.compiled_gamma import AdaptiveGamma, AutoFactory, StepPlan, auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
     DRAFTERS,
@@ -67,6 +68,8 @@ class Models:
     """Channels and frames of a source of features; None where a source is token ids."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What requests that leave them out have for some of `BUNDLE_OPTIONS`."""
+    auto: AutoFactory = field(default_factory=auto_factory)
+    """What the policies of gamma `auto` are made by."""
 
     @cached_property
     def conditioned(self) -> ConditionedEngine | None:
@@ -112,14 +115,18 @@ class DecodingMode(NamedTuple):
 class GammaPolicies:
     """The gamma policies of one request at a time, one for each source and mode.
 
-    What they learned stays from one request to the next. `load` returns how many rows share
-    passes, where there may be several.
+    What they learned stays from one request to the next. `step` has what rows that share passes
+    share.
     """
 
-    def __init__(self, models: Models, load: Callable[[], int] | None = None) -> None:
+    def __init__(self, models: Models, step: StepPlan | None = None) -> None:
         self._models = models
-        self._load = load
-        self._adaptive: dict[tuple[tuple[str, ...], bool, DecodingMode], AutoGamma] = {}
+        self._step = step
+        self.adapts = False
+        """Whether the request drafts as far as pays."""
+        self.drafting: AdaptiveGamma | None = None
+        """The policy of its drafts that take passes."""
+        self._adaptive: dict[tuple[tuple[str, ...], bool, DecodingMode], AdaptiveGamma] = {}
         """By the names of a policy and of its rivals, whether its drafts are free, and the mode."""
 
     def policy(self, drafter: str, source: str, gamma: Gamma, mode: DecodingMode) -> GammaPolicy:
@@ -127,10 +134,13 @@ class GammaPolicies:
         if gamma != AUTO:
             return FixedGamma(gamma)
         adaptive, gammas = self.adaptive(drafter, source, mode), self._models.gammas
+        self.adapts = True
+        if source == ModelDrafter.SOURCE:
+            self.drafting = adaptive
         complete = len(gammas) == max(gammas) + 1
         return adaptive if complete else BuiltGamma(adaptive, gammas)
 
-    def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AutoGamma:
+    def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AdaptiveGamma:
         """Return the policy behind gamma `auto`.
 
         The rival of a source is the one that the same drafter falls back to.
@@ -147,7 +157,7 @@ class GammaPolicies:
             elif self._one_pass and source == ModelDrafter.SOURCE:
                 costs = costs.of_one_pass()
             rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
-            self._adaptive[key] = AutoGamma(costs, most, rival, self._load)
+            self._adaptive[key] = self._models.auto.policy(costs, most, rival, self._step)
         return self._adaptive[key]
 
     @property
@@ -231,11 +241,11 @@ class DrafterPool:
     """Makes the drafters of requests, and lends each the policies of one that is over."""
 
     def __init__(
-        self, models: Models, load: Callable[[], int] | None = None, rows: int = 1,
+        self, models: Models, step: StepPlan | None = None, rows: int = 1,
         memory: TextMemory | None = None,
     ) -> None:  # fmt: skip
         self._models = models
-        self._load = load
+        self._step = step
         self._rows = rows
         self._memory = memory
         self._unused: list[GammaPolicies] = []
@@ -279,9 +289,10 @@ class DrafterPool:
 
     def borrow(self) -> GammaPolicies:
         """Return policies that no other request uses, with what they learned."""
-        if self._unused:
-            return self._unused.pop()
-        return GammaPolicies(self._models, self._load)
+        policies = self._unused.pop() if self._unused else None
+        policies = policies or GammaPolicies(self._models, self._step)
+        policies.adapts, policies.drafting = False, None
+        return policies
 
     def give_back(self, policies: GammaPolicies) -> None:
         """Keep the policies of a request that is over, for as many as run at once."""

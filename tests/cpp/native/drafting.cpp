@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "native/answers.hpp"
-#include "native/speculation/auto_gamma.hpp"
+#include "native/speculation/gamma.hpp"
 #include "native/speculation/ngram.hpp"
 #include "native/speculation/pool.hpp"
 
@@ -76,12 +76,13 @@ class Cautious : public native::GammaPolicy {
 
 native::Costs costs_of(const Json& fields) {
   return {get<Numbers>(fields, "verify"), get<Numbers>(fields, "draft"),
-          get<double>(fields, "outside"), get<bool>(fields, "assumed")};
+          get<double>(fields, "outside"), get<bool>(fields, "assumed"), false};
 }
 
 // Tokens per second of `auto` on a text of which is known what is drafted along it.
 std::string rate(const Json& call) {
-  native::AutoGamma policy(costs_of(call.at("tuned")), kLargest);
+  native::AdaptiveGamma policy(
+      std::make_shared<native::AutoGamma>(costs_of(call.at("tuned")), kLargest));
   const native::Costs costs = costs_of(call.at("costs"));
   const auto jitter = get<Numbers>(call, "jitter");
   const auto right = get<std::vector<int>>(call, "right");

@@ -11,9 +11,11 @@
 #include "implementation.hpp"
 #include "native/bundle/sha256.hpp"
 #include "native/engine/protocol.hpp"
-#include "native/speculation/costs.hpp"
+#include "speculation/costs.hpp"
 
 namespace specrt::native {
+
+using speculation::Costs;
 
 struct ModelRecord {
   std::string engine;

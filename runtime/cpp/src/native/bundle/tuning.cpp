@@ -3,11 +3,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 
+#include "failure.hpp"
 #include "native/bundle/fields.hpp"
 #include "native/bundle/manifest.hpp"
 #include "native/machine.hpp"
+#include "native/text/json.hpp"
 
 namespace specrt::native {
 
@@ -72,8 +76,32 @@ std::size_t expected_widths(const Manifest& manifest, std::size_t own) {
   return own * std::max<std::size_t>(1, std::min(rows, manifest.max_width() / own));
 }
 
+std::string costs_shown(const std::vector<double>& costs) {
+  std::string text = "(";
+  for (const double cost : costs) text += (text.size() > 1 ? ", " : "") + decimal(cost);
+  return text + ")";
+}
+
+// Throws Failure(SPECRT_BUNDLE) for costs that no machine has.
+void check_possible(const Costs& costs) {
+  const auto sound = [](const std::vector<double>& known, double least) {
+    return !known.empty() && std::all_of(known.begin(), known.end(), [least](double cost) {
+      return std::isfinite(cost) && cost >= least;
+    });
+  };
+  const double some = std::numeric_limits<double>::denorm_min();
+  if (sound(costs.verify_ns, some) && sound(costs.draft_ns, 0) && sound({costs.outside_ns}, 0) &&
+      costs.draft_ns[0] == 0)
+    return;
+  throw Failure(SPECRT_BUNDLE,
+                "the costs are verify " + costs_shown(costs.verify_ns) + ", draft " +
+                    costs_shown(costs.draft_ns) + ", outside " + costs_shown({costs.outside_ns}) +
+                    "; expected nanoseconds from gamma 0 on, drafting none of which costs "
+                    "nothing; run `specrt tune` again");
+}
+
 void check_costs(const Costs& costs, const Manifest& manifest) {
-  costs.check();
+  check_possible(costs);
   const auto own = static_cast<std::size_t>(manifest.gammas.back()) + 1;
   const std::size_t wide = expected_widths(manifest, own);
   if (costs.verify_ns.size() != wide || costs.draft_ns.size() != own)

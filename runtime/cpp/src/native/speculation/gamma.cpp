@@ -5,6 +5,11 @@
 
 namespace specrt::native {
 
+void AdaptiveGamma::observe(const Round& round) {
+  policy_->observe({round.tokens.size(), round.drafted, round.accepted, round.draft_ns,
+                    round.verify_ns, round.caught_up});
+}
+
 BuiltGamma::BuiltGamma(std::shared_ptr<GammaPolicy> policy, std::vector<int> gammas)
     : policy_(std::move(policy)), gammas_(std::move(gammas)) {}
 

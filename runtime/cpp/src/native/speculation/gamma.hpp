@@ -1,15 +1,17 @@
-// How far to draft: the protocol of gamma policies, and fixed gammas.
+// How far to draft: the protocol of gamma policies, and those that sessions use.
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "native/speculation/round.hpp"
+#include "speculation/auto_gamma.hpp"
 
 namespace specrt::native {
 
-// What becomes of the token just drafted: left out, the last one, or another may follow.
-enum class DraftDecision { kDiscard, kStop, kContinue };
+using speculation::AutoGamma;
+using speculation::DraftDecision;
 
 // Decides how many tokens a round drafts, from what rounds before it came to.
 class GammaPolicy {
@@ -34,6 +36,20 @@ class FixedGamma : public GammaPolicy {
 
  private:
   int gamma_;
+};
+
+// Drafts as far as it pays.
+class AdaptiveGamma : public GammaPolicy {
+ public:
+  explicit AdaptiveGamma(std::shared_ptr<AutoGamma> policy) : policy_(std::move(policy)) {}
+  int choose() override { return policy_->choose(); }
+  DraftDecision decide(int drafted, double confidence) override {
+    return policy_->decide(drafted, confidence);
+  }
+  void observe(const Round& round) override;
+
+ private:
+  std::shared_ptr<AutoGamma> policy_;
 };
 
 // Keeps another policy to the gammas that verify passes were built for. Where it would stop

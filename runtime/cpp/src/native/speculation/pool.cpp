@@ -4,7 +4,6 @@
 #include <iterator>
 #include <utility>
 
-#include "native/speculation/auto_gamma.hpp"
 #include "native/speculation/drafters.hpp"
 #include "native/speculation/ngram.hpp"
 
@@ -32,7 +31,7 @@ class DrafterPool::Policies {
 
   std::shared_ptr<GammaPolicy> policy(const std::string& source, int gamma, DecodingMode mode) {
     if (gamma != kAuto) return std::make_shared<FixedGamma>(gamma);
-    auto policy = adaptive(source, mode);
+    auto policy = std::make_shared<AdaptiveGamma>(adaptive(source, mode));
     if (gammas_.size() == static_cast<std::size_t>(gammas_.back()) + 1) return policy;
     return std::make_shared<BuiltGamma>(std::move(policy), gammas_);
   }
@@ -93,7 +92,7 @@ std::optional<std::string> DrafterPool::fallback(const std::string& drafter, int
   std::string reasons;
   for (const auto& source : sources) {
     const auto reason = policies_->fallback(source, {params.greedy(), has_processors},
-                                            drafted ? kFallbackAfter : 1);
+                                            drafted ? speculation::kFallbackAfter : 1);
     if (!reason) return std::nullopt;
     if (reasons != *reason) reasons += (reasons.empty() ? "" : "; ") + *reason;
   }

@@ -10,12 +10,14 @@
 #include "native/engine/protocol.hpp"
 #include "native/sampling/noise.hpp"
 #include "native/sampling/processors.hpp"
-#include "native/speculation/costs.hpp"
 #include "native/speculation/gamma.hpp"
 #include "native/speculation/kv_cache.hpp"
 #include "native/speculation/round.hpp"
+#include "speculation/costs.hpp"
 
 namespace specrt::native {
+
+using speculation::Costs;
 
 // What one generation draws on; all of it outlives the drafter.
 struct Drafting {

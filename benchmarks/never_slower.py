@@ -1,0 +1,155 @@
+"""Hold gamma `auto` to plain decoding and to every fixed gamma, in turns, and print the worst cell.
+
+    python benchmarks/never_slower.py engines/build/codelet engines/build/other --json out.json
+
+Each cell is a bundle, a drafter, a number of texts at once and a machine, quiet or beside two busy
+loops. A turn runs the same texts plain, at each gamma and with `auto`, beginning with another each
+time; a ratio is that of a turn, and the median of the turns counts. Bundles of 4 rows run several
+texts in company. `auto` keeps what it learned from turn to turn, as a server does; the first turn
+warms up and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from specrt.generator import Generator
+from specrt.loading import load
+from specrt.params import AUTO, Gamma, SamplingParams
+from specrt.speculation.drafters import available_drafters
+from specrt.text.prompt_file import read_prompts
+from specrt.tuning.pass_timer import turned
+
+LEAST = {"quiet": 0.97, "busy": 0.95}
+"""What `auto` must reach of plain decoding, and of the best fixed gamma."""
+LOOPS = 2
+"""Busy loops beside it on a busy machine."""
+PROMPTS = Path(__file__).parent / "prompts" / "code.jsonl"
+
+
+class Cell(NamedTuple):
+    """What `auto` came to, as medians of the turns."""
+
+    bundle: str
+    drafter: str
+    texts: int
+    machine: str
+    over_plain: float
+    over_best: float
+    """Over the fixed gamma whose own median is best, plain decoding among them."""
+    best: int
+    tokens_per_second: float
+
+    @property
+    def margin(self) -> float:
+        """By how much it is better than it must be; below 0 it loses."""
+        return min(self.over_plain, self.over_best) - LEAST[self.machine]
+
+
+def main() -> int:
+    """Run every cell; exit 1 where one loses."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundles", type=Path, nargs="+")
+    parser.add_argument("--texts", type=int, nargs="+", default=[1, 2, 4, 8], help="at once")
+    parser.add_argument("--drafters", nargs="+", help="default: all that a bundle can run")
+    parser.add_argument("--machines", nargs="+", choices=LEAST, default=[*LEAST])
+    parser.add_argument("--gammas", type=int, nargs="+", help="default: all that were built")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=48, help="of each text")
+    parser.add_argument("--json", type=Path, help="also write the cells here")
+    arguments = parser.parse_args()
+
+    prompts = [prompt.text for prompt in read_prompts(PROMPTS)]
+    cells = []
+    for bundle in arguments.bundles:
+        with load(bundle, owns_process=True, text_memory_bytes=0, prompt_cache=False) as generator:
+            drafters = arguments.drafters or available_drafters(
+                has_model=generator.models.draft is not None
+            )
+            gammas = arguments.gammas or [g for g in generator.models.gammas if g]
+            ids = [generator.tokenizer.encode(text) for text in prompts]
+            for machine in arguments.machines:
+                for drafter in drafters:
+                    for texts in arguments.texts:
+                        few = [ids[i % len(ids)] for i in range(texts)]
+                        cell = measure(generator, few, drafter, gammas, machine, arguments)
+                        cell = cell._replace(bundle=bundle.name)
+                        cells.append(cell)
+                        print(line(cell), flush=True)
+    worst = min(cells, key=lambda cell: cell.margin)
+    print(f"worst: {line(worst)}")
+    if arguments.json:
+        table = [{**cell._asdict(), "margin": cell.margin} for cell in cells]
+        arguments.json.write_text(json.dumps(table, indent=1) + "\n")
+    return int(worst.margin < 0)
+
+
+def measure(
+    generator: Generator, prompts: Sequence[Sequence[int]], drafter: str, gammas: Sequence[int],
+    machine: str, arguments: Any,
+) -> Cell:  # fmt: skip
+    """Run the turns of one cell."""
+    params = SamplingParams(max_tokens=arguments.tokens, temperature=0.0, ignore_eos=True)
+    choices: list[Gamma] = [0, *gammas, AUTO]
+    rates: dict[Gamma, list[float]] = {choice: [] for choice in choices}
+    with busy(LOOPS if machine == "busy" else 0):
+        for turn in range(arguments.turns + 1):
+            for choice in turned(choices, turn):
+                rate = tokens_per_second(generator, prompts, params, drafter, choice)
+                if turn:
+                    rates[choice].append(rate)
+    best = max(rates, key=lambda choice: median(rates[choice]) if choice != AUTO else 0.0)
+    over = {
+        choice: median(a / b for a, b in zip(rates[AUTO], rates[choice], strict=True))
+        for choice in (0, best)
+    }
+    return Cell(
+        "", drafter, len(prompts), machine, over[0], over[best], int(best), median(rates[AUTO])
+    )
+
+
+def tokens_per_second(
+    generator: Generator, prompts: Sequence[Sequence[int]], params: SamplingParams, drafter: str,
+    gamma: Gamma,
+) -> float:  # fmt: skip
+    """Run all texts at once, each until it has all of its tokens."""
+    began = perf_counter()
+    done = generator.generate_many(prompts, params, gamma=gamma, drafter=drafter)
+    taken = perf_counter() - began
+    return sum(len(one.token_ids) for completions in done for one in completions) / taken
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Keep cores busy with loops of other processes."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def line(cell: Cell) -> str:
+    """Return a cell in one line."""
+    lost = "  LOST" if cell.margin < 0 else ""
+    return (
+        f"{cell.bundle:20} {cell.drafter:8} {cell.texts:2} texts  {cell.machine:6}"
+        f"{cell.tokens_per_second:9.1f} tokens/s, over plain {cell.over_plain:5.2f}, over gamma "
+        f"{cell.best} {cell.over_best:5.2f}{lost}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""What the rows of a step draft, and whether drafts are worth what was expected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple, Protocol
+
+from specrt.speculation.costs import HELD_UP, TRUST, CostLine, Costs
+
+PROBING = 0.01
+"""Share of the tokens that probes may cost."""
+MAX_PROBE_LOSS = 8.0
+"""The most that one probe counts, in tokens of a row: a pass held up for other reasons is not its
+fault, and costs tuned far too dear are found out."""
+LEAST_PROBE_LOSS = 0.1
+"""The least that one counts, in tokens of a row: what is expected of it is not certain."""
+MAX_DRAFTING = 200
+"""Steps in a row that draft, before a plain step shows what one costs now."""
+MEMORY = 64.0
+"""Steps that an outcome is made of."""
+NOISE = 25.0
+"""Variances of an outcome that it is off by where it counts half: five standard deviations."""
+TOKEN = 0.1
+"""Of a step, what a drafted token may cost that no pass of one row has shown."""
+MARGIN = 1.03
+"""How many times plain steps' tokens a plan must promise: the best of many promises too much."""
+READING = 1 / 8
+"""Of a draft pass, what each token costs that it reads before."""
+DOUBT = 0.02
+"""A plain step that loses this share of its tokens counts twice as a probe: the more plain steps
+fall behind, the less they are in question."""
+
+
+class Expecting(Protocol):
+    """A policy that knows what drafts come to."""
+
+    @property
+    def tokens(self) -> Sequence[float]:
+        """By number of drafted tokens, how many a round is expected to emit."""
+
+
+class DraftingRow(NamedTuple):
+    """A row that may draft by passes of the draft model."""
+
+    policy: Expecting
+    lacks: int = 0
+    """Tokens that the draft has not read."""
+    room: int = 1 << 20
+    """Tokens that may follow."""
+
+
+class StepOutcome:
+    """Tokens that steps made, by those that their time was expected to make."""
+
+    def __init__(self, variance: float) -> None:
+        self._made = self._expected = TRUST
+        self._squares = variance * TRUST**2
+        self.ratio = 1.0
+        self.variance = variance
+        """Of the ratio."""
+
+    def record(self, made: float, expected: float) -> None:
+        """Take note of a step; one held up, or timed for the first time, counts within bounds."""
+        expected = max(made / HELD_UP, min(HELD_UP * made, expected))
+        keep = 1.0 - 1.0 / MEMORY
+        self._made = keep * self._made + made
+        self._expected = keep * self._expected + expected
+        off = made - self.ratio * expected
+        self._squares = keep * self._squares + off * off
+        self.ratio = self._made / self._expected
+        self.variance = self._squares / (self._expected * self._expected)
+
+
+class Company:
+    """What is known of steps of one number of rows."""
+
+    def __init__(self, costs: Costs, rows: int, most: int) -> None:
+        widths = range(rows - 1, rows * (most + 1))
+        self._passes = [costs.verify(w) for w in widths]
+        self._tokens = [TOKEN * costs.verify(0) * drafted for drafted in range(len(widths))]
+        self._line = CostLine(0.0, assumed=costs.assumed)
+        self._off, self._times = [1.0] * len(widths), [0] * len(widths)
+        """By how many times each place is off that line, and how often it was timed."""
+        self.verify = self._passes
+        """By drafted tokens of all rows, what a step takes besides drafting."""
+        self.plain, self.drafting = StepOutcome(0.05**2), StepOutcome(1 / TRUST)
+        """Of plain steps, which are timed as they are, and of steps that draft."""
+        self.worth = 1.0
+        """Tokens that drafts were worth, by those expected, as far as that is less and no noise."""
+        self.steps_drafted = self.steps_idle = 0
+        """Steps in a row that drafted, and that did not."""
+        self.probe_loss = 0.0
+        self.gain = inf
+        """By how many times plain steps' tokens the best plan makes more than it must."""
+
+    def record(self, drafted: int, ns: int) -> None:
+        """Take note of what a step took besides drafting."""
+        self._line.record(self._passes[drafted], self._tokens[drafted], ns)
+        lines = self._line.along(self._passes, self._tokens)
+        self._times[drafted] += 1
+        off = max(1 / HELD_UP, min(HELD_UP, ns / lines[drafted])) - self._off[drafted]
+        self._off[drafted] += off / (TRUST + self._times[drafted])
+        self.verify = [ns * own for ns, own in zip(lines, self._off, strict=True)]
+
+    def judge(self, made: float, expected: float, *, drafted: bool) -> None:
+        """Hold what was expected to what a step made."""
+        (self.drafting if drafted else self.plain).record(made, expected)
+        less = 1.0 - self.drafting.ratio / self.plain.ratio
+        doubt = NOISE * (self.drafting.variance + self.plain.variance)
+        self.worth = 1.0 - max(0.0, less) * less * less / (less * less + doubt)
+
+
+class SharedStep:
+    """Decides for all rows of a step, which wait for each other, how many draft, and how far.
+
+    It chooses the most expected tokens of the step for its time: the rows whose drafts are
+    likeliest to be kept draft, as many and as far as gives the best rate. At that rate time has a
+    price in tokens, and each row goes on while its next token is worth its share of the step's
+    time (Dinkelbach 1967, On nonlinear fractional programming). Costs are those of whole steps as
+    they ran, by rows. What was expected is held to what came out, of plain steps as of others, and
+    drafts that kept less are charged for it.
+    """
+
+    def __init__(self, costs: Costs, most: int, *, padded: bool = False) -> None:
+        self._costs, self._most, self._padded = costs, most, padded
+        self._companies: dict[int, Company] = {}
+        self._drafts = [costs.draft(passes) for passes in range(most + 1)]
+        self._line = CostLine(costs.verify(1) / costs.verify(0) - 1.0, assumed=costs.assumed)
+        self.floor = self.rate = 1.0
+        """Tokens a nanosecond of a plain step, and of what pays best."""
+        self.gamma = 0
+        """How far a probe drafts."""
+        self._chosen: Sequence[Expecting] = ()
+        self.verify: list[float]
+        self.copying: list[float]
+        self.begin(1, ())
+
+    def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
+        """Plan a step of so many rows, some of which may draft by passes of the draft model."""
+        self.rows, self.probing = rows, False
+        if rows not in self._companies:
+            self._companies[rows] = Company(self._costs, rows, self._most)
+        self.company = self._companies[rows]
+        if rows > 1:
+            self.floor = self.rate = rows / self.company.verify[0]
+            ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
+            self._chosen = self._choose(ranked) or self._probe(ranked)
+            self._share()
+
+    def _choose(self, ranked: Sequence[DraftingRow]) -> Sequence[Expecting]:
+        """Return the rows that draft because it pays, and set the price of time."""
+        company = self.company
+        worthy = [row.policy for row in ranked if self._pays_to_read(row)]
+        rate, _, number, _ = self._best(worthy)
+        company.gain = rate / self.floor - MARGIN if worthy else company.gain
+        if rate <= self.floor * MARGIN:
+            return ()
+        self.rate, company.probe_loss = rate, 0.0
+        return () if self.plain_due() else worthy[:number]
+
+    def _probe(self, ranked: Sequence[DraftingRow]) -> Sequence[Expecting]:
+        """Return the rows that draft to see what it comes to, where that is due."""
+        company = self.company
+        rate, ns, number, self.gamma = self._best([row.policy for row in ranked])
+        ns += self._reading_ns(max((row.lacks for row in ranked[:number]), default=0))
+        loss = max(LEAST_PROBE_LOSS * self.rows, ns * (self.floor - rate), company.probe_loss)
+        loss = min(MAX_PROBE_LOSS * self.rows, loss)
+        self.probing = number > 0 and company.steps_idle * PROBING * self.rows >= loss
+        return [row.policy for row in ranked[:number]] if self.probing else ()
+
+    def _best(self, ranked: Sequence[Expecting]) -> tuple[float, float, int, int]:
+        """Return the best rate, its time, how many rows draft, and how far."""
+        verify, worth = self.company.verify, self.company.worth
+        best = (0.0, 0.0, 0, 0)
+        gains = [float(self.rows)] * (self._most + 1)
+        for number, policy in enumerate(ranked, 1):
+            drafts, tokens = self._draft_costs(number), policy.tokens
+            for gamma in range(1, self._most + 1):
+                gains[gamma] += tokens[gamma] - 1.0
+                ns = (verify[self._width(number, gamma)] + drafts[gamma]) / worth
+                best = max(best, (gains[gamma] / ns, ns, number, gamma))
+        return best
+
+    def _pays_to_read(self, row: DraftingRow) -> bool:
+        """Tell whether what a row gains in the rest of its text is worth what its draft lacks."""
+        saved = row.room / self.floor * (1.0 - 1.0 / (1.0 + max(0.0, self.company.gain)))
+        return saved >= self._reading_ns(row.lacks)
+
+    def _reading_ns(self, lacks: int) -> float:
+        """Return what a draft takes to read what it lacks, beyond what a round leaves it."""
+        return 0.0 if lacks <= self._most else lacks * READING * self._draft_costs(1)[1]
+
+    def _share(self) -> None:
+        """Set what a row is charged of a step that it copies tokens for, and of verifying them."""
+        company, rows, most = self.company, self.rows, self._most
+        many, costs = len(self._chosen) or rows, company.verify
+        self.verify = [(costs[self._width(many, g)] - costs[0]) / many for g in range(most + 1)]
+        self.copying = [costs[0] / rows + ns / company.worth for ns in self.verify]
+        self._going_on = [len(self._chosen)] + [0] * most
+        self._by_passes: dict[int, list[float]] = {}
+
+    def drafting(self, drafted: int) -> list[float]:
+        """Return what a row is charged that has drafted so many tokens, by how many it drafts.
+
+        The rows that still draft share the passes to come.
+        """
+        many = max(1, self._going_on[drafted - 1 if drafted else 0])
+        if many not in self._by_passes:
+            share = many * self.company.worth
+            drafts = self._draft_costs(many)
+            both = zip(self.copying, drafts, strict=True)
+            self._by_passes[many] = [ns + draft / share for ns, draft in both]
+        return self._by_passes[many]
+
+    def go_on(self, drafted: int) -> None:
+        """Note that a row drafts further."""
+        self._going_on[drafted] += 1
+
+    def _width(self, drafting: int, gamma: int) -> int:
+        """Return the place of a step in the table of costs."""
+        return gamma * (self.rows if self._padded else drafting)
+
+    def _draft_costs(self, rows: int) -> list[float]:
+        """Return what drafting takes where so many rows do, by passes."""
+        return self._line.along(self._drafts, [(rows - 1) * ns for ns in self._drafts])
+
+    def plain_due(self) -> bool:
+        """Tell whether to see again what a plain step comes to, where drafting pays."""
+        loss = self.rate / self.floor - 1.0
+        counted = loss * (1.0 + loss / DOUBT)
+        return self.company.steps_drafted >= min(MAX_DRAFTING, counted / PROBING)
+
+    def drafts(self, policy: Expecting) -> bool:
+        """Tell whether a row drafts by passes in this step."""
+        return any(policy is chosen for chosen in self._chosen)
+
+    def settle(
+        self, made: int, drafted: Sequence[int], draft_ns: int, verify_ns: int,
+        passes: int = 0, drafting: int = 0,
+    ) -> None:  # fmt: skip
+        """Learn from a step: tokens made, those drafted by each row, and what it took.
+
+        `drafting` rows ran the first of so many draft `passes`; none where that is no measure.
+        """
+        company, ns = self.company, draft_ns + verify_ns
+        width = max(drafted) * self.rows if self._padded else sum(drafted)
+        promised = self.rate / company.worth if self.rate > self.floor else self.floor
+        expected = ns * (promised if width else self.floor)
+        company.judge(made, expected, drafted=width > 0)
+        if self.rows > 1:
+            company.record(width, verify_ns)
+            if passes:
+                ns_alone = self._drafts[passes]
+                self._line.record(ns_alone, (drafting - 1) * ns_alone, draft_ns)
+        if width and not self.probing:
+            company.steps_drafted, company.steps_idle = company.steps_drafted + 1, 0
+        else:
+            company.steps_drafted, company.steps_idle = 0, company.steps_idle + 1
+        if self.probing:
+            company.steps_idle = 0
+            company.probe_loss = min(MAX_PROBE_LOSS * self.rows, ns * self.floor - made)
