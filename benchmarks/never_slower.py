@@ -48,6 +48,8 @@ class Cell(NamedTuple):
     """Over the fixed gamma whose own median is best, plain decoding among them."""
     best: int
     tokens_per_second: float
+    rates: dict[str, float]
+    """Of each gamma, medians in tokens per second."""
 
     @property
     def margin(self) -> float:
@@ -113,8 +115,9 @@ def measure(
         for choice in (0, best)
     }
     return Cell(
-        "", drafter, len(prompts), machine, over[0], over[best], int(best), median(rates[AUTO])
-    )
+        "", drafter, len(prompts), machine, over[0], over[best], int(best), median(rates[AUTO]),
+        {str(choice): median(each) for choice, each in rates.items()},
+    )  # fmt: skip
 
 
 def tokens_per_second(

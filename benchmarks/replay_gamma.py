@@ -1,10 +1,12 @@
 """Ride gamma policies over traces, and print how far they fall behind the best fixed gamma.
 
     python benchmarks/replay_gamma.py
+    python benchmarks/replay_gamma.py --family rows
     python benchmarks/replay_gamma.py --family recorded --each --beside other.AutoGamma
 
 `--beside MODULE.CLASS` rides another policy of the same interface beside today's. Regret is a share
 of the rate of the fixed gamma that turns out best on that trace; below zero is better than any.
+The family `rows` has texts that share the steps of 4 rows, on made and on recorded machines.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from multiprocessing import Pool
-from statistics import harmonic_mean
+from statistics import harmonic_mean, mean
 from typing import Any
 
+import step_traces
 from gamma_traces import LARGEST, Trace, all_traces, beginnings, best_fixed, fixed_rate, ride
 
 from specrt.speculation.auto_gamma import AutoGamma
@@ -60,6 +63,14 @@ def main() -> None:
             print(f"{family:14} {len(traces):4} traces, mean{shown(means[::2])}", end="")
             print(f", worst{shown([max(column) for column in summary[::2]])}", end="")
             print(f", after {EARLY} tokens worst{shown([max(column) for column in summary[1::2]])}")
+        for kind, companies in step_traces.companies().items():
+            if "rows" in (arguments.family or ["rows"]) and companies:
+                behind = pool.map(step_traces.regret, companies, chunksize=1)
+                shares = zip(companies, behind, strict=True)
+                for company, share in shares if arguments.each else ():
+                    print(f"  {company.name:60}{shown([share])}")
+                print(f"rows, {kind:8} {len(behind):4} companies, ", end="")
+                print(f"mean{shown([mean(behind)])}, worst{shown([max(behind)])}")
 
 
 def regrets(policies: Sequence[Callable[..., Any]], trace: Trace) -> list[float]:
