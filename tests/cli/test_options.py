@@ -27,7 +27,8 @@ def test_a_table_holds_every_cell_in_its_column() -> None:
 
 
 def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 0.001)
+    for interval in ("INTERVAL_S", "LONGEST_INTERVAL_S"):
+        monkeypatch.setattr(f"specrt.cli.options.{interval}", 0.001)
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
     seconds = itertools.count()
@@ -107,7 +108,8 @@ def test_a_long_verb_is_heard_of_in_a_pipe(
         shutil.copytree(codelet, place)
 
     monkeypatch.setattr("specrt_export.builder.build", build)
-    monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 0.001)
+    for interval in ("INTERVAL_S", "LONGEST_INTERVAL_S"):
+        monkeypatch.setattr(f"specrt.cli.options.{interval}", 0.001)
     few = (codelet, "--prompts", two_prompts, "--max-tokens", 9, "--gammas", "2")
     recipe = (engines / "codelet" / "recipe.toml", "--out", tmp_path / "made", "--no-tune")
     ran = cli(verb, *(recipe if verb == "build" else few))

@@ -394,6 +394,7 @@ class ServedCompletions:
                     yield Update(index, chunk, round_, completion.speculation)
         except Exception as error:
             completion.fail(reason_of(error))
+            self._ended(stream)
             raise
         self._ended(stream)
         if stream in self._service.admission.cut:

@@ -128,7 +128,7 @@ class CompiledStep:
         library = _opened()
         self._begin, self._settle = library.begin, library.settle
         self.handle: int = library.make_step(*_arguments(costs, most), padded)
-        finalize(self, library.free_step, self.handle)
+        finalize(self, library.free_step, self.handle).atexit = False
         self._drafting: Sequence[DraftingRow] = ()
         """Kept, so that no other policy has the address of one of them in this step."""
 
@@ -172,7 +172,7 @@ class CompiledGamma:
         self._choose, self._decide, self._observe = library.choose, library.decide, library.observe
         others = [None if one is None else one.handle for one in (rival, step)]
         self.handle: int = library.make(*_arguments(costs, most), *others)
-        finalize(self, library.free, self.handle)
+        finalize(self, library.free, self.handle).atexit = False
         self._most = most
 
     @property
