@@ -103,7 +103,7 @@ serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:808
 	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)
 
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
-	@$(if $(ARGS),,echo 'all tests take about ten minutes on two cores that nothing else uses; ARGS="-k words" narrows them')
+	@$(if $(ARGS),,echo 'all tests take about eleven minutes on two cores that nothing else uses; ARGS="-k words" narrows them')
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
 test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them
