@@ -22,12 +22,15 @@ from scheduler.support import (
     target_of,
 )
 from specrt.completion import Stream
+from specrt.engine.protocol import BlockShape
 from specrt.errors import RequestError
 from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import Scheduler
 from specrt.scheduler.slots import READ_AGAIN
-from specrt.speculation.compiled_gamma import PYTHON
+from specrt.speculation.auto_gamma import AutoGamma
+from specrt.speculation.compiled_gamma import PYTHON, AutoFactory
+from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.shared_step import SharedStep
 from specrt.speculation.target import VERIFIERS
@@ -215,6 +218,22 @@ def test_a_step_is_planned_and_timed_for_all_of_its_rows(
     # Of the first tokens, and of rounds whose draft caught up, nothing is learned.
     assert 10 * busy < sum(made for _, made, _ in settled) <= 19 * busy
     assert 0 < sum(verified for *_, verified in settled) <= drafted
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_rows_of_a_head_that_drafts_blocks_pay_for_one_pass(
+    tokenizer: Tokenizer, chained: bool
+) -> None:
+    told = list[Costs]()
+
+    def step(costs: Costs, most: int, *, padded: bool) -> SharedStep:
+        told.append(costs)
+        return SharedStep(costs, most, padded=padded)
+
+    models = models_of(packed, 4, tokenizer)
+    block = BlockShape(9, 0, 8, chained)
+    Scheduler(replace(models, block=block, auto=AutoFactory(AutoGamma, step)))
+    assert told[0].one_pass != chained
 
 
 # What is read once

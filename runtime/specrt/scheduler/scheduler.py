@@ -146,6 +146,7 @@ class Scheduler:
         if rounds is engine_rounds and len(self._slots) > 1:
             most, padded = max(models.gammas), not packs(models.target)
             costs = models.costs or Costs.assume(most)
+            costs = costs.of_one_pass() if models.one_pass else costs
             self._shared = models.auto.step(costs, most, padded=padded)
         self.drafters = DrafterPool(models, self._shared, len(self._slots), text_memory)
         self._text_memory = text_memory

@@ -85,6 +85,11 @@ class Models:
     """Of a head that drafts a block in one pass: what its blocks are."""
 
     @property
+    def one_pass(self) -> bool:
+        """Whether a draft of any length is one pass of the head."""
+        return self.block is not None and not self.block.chained
+
+    @property
     def cuda_graphs(self) -> CudaGraphs | None:
         """What passes and rounds were captured into so far; None where nothing captures."""
         return cuda_graphs(self.target, self.draft, self.rounds)
@@ -154,17 +159,11 @@ class GammaPolicies:
                 costs = replace(costs, draft_ns=(0.0,) * len(costs.draft_ns))
             elif fused and source == ModelDrafter.SOURCE:
                 costs = as_one_launch(costs)
-            elif self._one_pass and source == ModelDrafter.SOURCE:
+            elif self._models.one_pass and source == ModelDrafter.SOURCE:
                 costs = costs.of_one_pass()
             rival = self.adaptive(drafter, chain[1], mode) if len(chain) > 1 else None
             self._adaptive[key] = self._models.auto.policy(costs, most, rival, self._step)
         return self._adaptive[key]
-
-    @property
-    def _one_pass(self) -> bool:
-        """Whether a draft of any length is one pass of the head."""
-        block = self._models.block
-        return block is not None and not block.chained
 
     @staticmethod
     def _key(
