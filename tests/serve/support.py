@@ -66,7 +66,7 @@ class Live:
         with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
             lines = [line for line in answer.iter_lines() if line]
-        assert lines[-1] == "data: [DONE]"
+        assert lines[-1] == "data: [DONE]", lines[-1]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
