@@ -58,11 +58,10 @@ def test_costs_that_no_machine_has_are_refused(costs: Any) -> None:
         Costs(*costs)
 
 
-@pytest.mark.parametrize("assumed", [False, True])
-def test_a_line_follows_what_was_timed(assumed: bool) -> None:
+def test_a_line_follows_what_was_timed() -> None:
     """Times vary by an eighth, and one in ten is held up by ten times."""
     draw = random.Random(1)
-    line = CostLine(0.5, assumed=assumed)
+    line = CostLine(0.5)
     for _ in range(400):
         x, y = draw.choice((1.0, 2.0)), draw.choice((0.0, 1.0, 3.0))
         late = 10 if draw.random() < 0.1 else 1

@@ -29,6 +29,14 @@ class Row(NamedTuple):
         return [sum(self.chance**i for i in range(g + 1)) for g in range(LARGEST + 1)]
 
 
+def begun(rows: int, costs: Costs = INT8) -> SharedStep:
+    """Return steps of so many rows, of which the first, a plain one, took what was tuned."""
+    step = SharedStep(costs, LARGEST)
+    step.begin(rows, ())
+    step.settle(rows, [0] * rows, 0, round(costs.verify(rows - 1)))
+    return step
+
+
 def chosen(step: SharedStep, rows: Sequence[Row], lacks: int = 0, room: int = 1000) -> list[bool]:
     """Return which rows draft in the next step."""
     step.begin(len(rows), [DraftingRow(row, lacks, room) for row in rows])
@@ -61,12 +69,26 @@ def test_auto_in_company_falls_behind_the_best_fixed_gamma_by_little(
 
 def test_the_rows_that_draft_are_those_whose_drafts_are_kept() -> None:
     rows = [Row(0.05), Row(0.9), Row(0.02), Row(0.85)]
-    assert chosen(SharedStep(INT8, LARGEST), rows) == [False, True, False, True]
+    assert chosen(begun(4), rows) == [False, True, False, True]
+
+
+def test_the_first_step_of_a_number_of_rows_is_plain() -> None:
+    assert chosen(SharedStep(INT8, LARGEST), [Row(0.9)] * 3) == [False] * 3
+    assert chosen(begun(3), [Row(0.9)] * 3) == [True] * 3
+
+
+def test_no_row_is_held_up_for_another_that_gains_less() -> None:
+    """A wide pass for one row alone makes more tokens, and each of the others fewer in its time."""
+    steep = Costs(tuple(1e6 * (1 + 0.2 * w) for w in range(40)), (0.0,) + (1e4,) * LARGEST)
+    step = begun(4, steep)
+    rows = [Row(0.99), Row(0.0), Row(0.0), Row(0.0)]
+    assert chosen(step, rows) == [True, False, False, False]
+    assert step.gamma < LARGEST
 
 
 def test_a_draft_that_costs_more_than_it_brings_is_none() -> None:
     dear = Costs(INT8.verify_ns, tuple(g * 1e7 for g in range(LARGEST + 1)))
-    assert chosen(SharedStep(dear, LARGEST), [Row(0.5)] * 3) == [False] * 3
+    assert chosen(begun(3, dear), [Row(0.5)] * 3) == [False] * 3
 
 
 def test_outcome_wins_where_drafts_come_to_less_than_was_expected() -> None:
@@ -85,13 +107,13 @@ def test_probes_cost_little() -> None:
 
 def test_a_long_prompt_is_not_read_for_a_few_tokens() -> None:
     for lacks, room, drafts in ((2, 10, True), (4000, 1000, True), (4000, 3, False)):
-        step, rows = SharedStep(INT8, LARGEST), [Row(0.8)] * 3
+        step, rows = begun(3), [Row(0.8)] * 3
         chosen(step, rows)
         assert all(chosen(step, rows, lacks, room)) == drafts
 
 
 def test_rows_that_go_on_alone_pay_for_the_passes_alone() -> None:
-    step = SharedStep(INT8, LARGEST)
+    step = begun(3)
     chosen(step, [Row(0.8)] * 3)
     shared = step.drafting(1)
     step.go_on(1)

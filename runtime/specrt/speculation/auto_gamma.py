@@ -92,7 +92,7 @@ class AutoGamma:
         step, shares = self._step, self._step.rows > 1
         if shares and not self._free:
             self._probing = step.probing
-            return (step.gamma if step.probing else self._most) if step.drafts(self) else 0
+            return self._gamma if step.probing or not self._gamma else self._most
         # How sure the drafter is of a first token is worth a look before it is given up.
         if self._gamma or (self._acceptance.has_confidence and self._pays(0)):
             self._probe_loss = 0.0
@@ -160,13 +160,16 @@ class AutoGamma:
         """Find the best number of tokens to draft, and its rate, as costs and the text are now."""
         step, tokens = self._step, self._acceptance.tokens
         if step.rows > 1:
-            self._total, self._verify = (
-                step.copying if self._free else step.drafting(0),
-                step.verify,
-            )
-            self._floor = self.rate = price = step.rate
-            gains = [t - price * ns for t, ns in zip(tokens, self._total, strict=True)]
-            self._gamma = gains.index(max(gains))
+            self._verify = step.verify
+            if self._free:
+                self._total, self.rate = step.copying, step.rate
+                gains = [t - step.rate * ns for t, ns in zip(tokens, self._total, strict=True)]
+                self._gamma = gains.index(max(gains))
+            else:
+                self._total = step.drafting(0)
+                self._gamma = step.gamma if step.drafts(self) else 0
+                self.rate = step.price * tokens[self._gamma]
+            self._floor = self.rate
             return
         self._verify = self.verify_tracker.costs
         costs = zip(self._verify, self._draft_tracker.costs, strict=True)

@@ -185,15 +185,15 @@ class CostLine:
     """A cost that grows on a line with what is done: scale x + slope y, from noisy times.
 
     The two follow by a Kalman filter whose state drifts (Kalman 1960, A new approach to linear
-    filtering). Noise is what times were off so far; one that is off by more than `HELD_UP` times
-    counts as that. Assumed costs have no scale before the first time.
+    filtering). The first time sets the scale of both. Noise is what times were off so far; one that
+    is off by more than `HELD_UP` times counts as that.
 
     Units: nanoseconds.
     """
 
-    def __init__(self, slope: float, *, assumed: bool = False) -> None:
+    def __init__(self, slope: float) -> None:
         self.scale, self.slope = 1.0, slope
-        self._scaled = not assumed
+        self._scaled = False
         self._noise = FIRST_NOISE
         self._variances = FIRST_NOISE, 0.0, 1.0
         """Of the scale, of both together, and of the slope; by the scale squared."""

@@ -50,6 +50,20 @@ class DraftingRow(NamedTuple):
     """Tokens that may follow."""
 
 
+class Plan(NamedTuple):
+    """What a step of several rows may draft."""
+
+    fair_rate: float
+    """Tokens a nanosecond as they count, by the geometric mean over rows."""
+    rate: float
+    """Tokens a nanosecond."""
+    ns: float
+    number: int
+    """How many rows draft."""
+    gamma: int
+    """How far."""
+
+
 class StepOutcome:
     """Tokens that steps made, by those that their time was expected to make."""
 
@@ -79,8 +93,8 @@ class Company:
         widths = range(rows - 1, rows * (most + 1))
         self._passes = [costs.verify(w) for w in widths]
         self._tokens = [TOKEN * costs.verify(0) * drafted for drafted in range(len(widths))]
-        self._line = CostLine(0.0, assumed=costs.assumed)
-        self._off, self._times = [1.0] * len(widths), [0] * len(widths)
+        self._line = CostLine(0.0)
+        self._off, self.times = [1.0] * len(widths), [0] * len(widths)
         """By how many times each place is off that line, and how often it was timed."""
         self.verify = self._passes
         """By drafted tokens of all rows, what a step takes besides drafting."""
@@ -98,9 +112,9 @@ class Company:
         """Take note of what a step took besides drafting."""
         self._line.record(self._passes[drafted], self._tokens[drafted], ns)
         lines = self._line.along(self._passes, self._tokens)
-        self._times[drafted] += 1
+        self.times[drafted] += 1
         off = max(1 / HELD_UP, min(HELD_UP, ns / lines[drafted])) - self._off[drafted]
-        self._off[drafted] += off / (TRUST + self._times[drafted])
+        self._off[drafted] += off / (TRUST + self.times[drafted])
         self.verify = [ns * own for ns, own in zip(lines, self._off, strict=True)]
 
     def judge(self, made: float, expected: float, *, drafted: bool) -> None:
@@ -126,11 +140,13 @@ class SharedStep:
         self._costs, self._most, self._padded = costs, most, padded
         self._companies: dict[int, Company] = {}
         self._drafts = [costs.draft(passes) for passes in range(most + 1)]
-        self._line = CostLine(costs.verify(1) / costs.verify(0) - 1.0, assumed=costs.assumed)
+        self._line = CostLine(costs.verify(1) / costs.verify(0) - 1.0)
         self.floor = self.rate = 1.0
         """Tokens a nanosecond of a plain step, and of what pays best."""
+        self.price = 1.0
+        """What a nanosecond costs a row that drafts, by the tokens that it makes in a step."""
         self.gamma = 0
-        """How far a probe drafts."""
+        """How far the plan drafts."""
         self._chosen: Sequence[Expecting] = ()
         self.verify: list[float]
         self.copying: list[float]
@@ -143,7 +159,7 @@ class SharedStep:
             self._companies[rows] = Company(self._costs, rows, self._most)
         self.company = self._companies[rows]
         if rows > 1:
-            self.floor = self.rate = rows / self.company.verify[0]
+            self.floor = self.rate = self.price = rows / self.company.verify[0]
             ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
             self._chosen = self._choose(ranked) or self._probe(ranked)
             self._share()
@@ -152,34 +168,42 @@ class SharedStep:
         """Return the rows that draft because it pays, and set the price of time."""
         company = self.company
         worthy = [row.policy for row in ranked if self._pays_to_read(row)]
-        rate, _, number, _ = self._best(worthy)
-        company.gain = rate / self.floor - MARGIN if worthy else company.gain
-        if rate <= self.floor * MARGIN:
+        best = self._best(worthy)
+        company.gain = best.fair_rate / self.floor - MARGIN if worthy else company.gain
+        if best.fair_rate <= self.floor * MARGIN:
             return ()
-        self.rate, company.probe_loss = rate, 0.0
-        return () if self.plain_due() else worthy[:number]
+        self.rate, self.price, self.gamma = best.rate, self.rows / best.ns, best.gamma
+        company.probe_loss = 0.0
+        return () if self.plain_due() else worthy[: best.number]
 
     def _probe(self, ranked: Sequence[DraftingRow]) -> Sequence[Expecting]:
         """Return the rows that draft to see what it comes to, where that is due."""
         company = self.company
-        rate, ns, number, self.gamma = self._best([row.policy for row in ranked])
+        _, rate, ns, number, self.gamma = self._best([row.policy for row in ranked])
         ns += self._reading_ns(max((row.lacks for row in ranked[:number]), default=0))
         loss = max(LEAST_PROBE_LOSS * self.rows, ns * (self.floor - rate), company.probe_loss)
         loss = min(MAX_PROBE_LOSS * self.rows, loss)
         self.probing = number > 0 and company.steps_idle * PROBING * self.rows >= loss
         return [row.policy for row in ranked[:number]] if self.probing else ()
 
-    def _best(self, ranked: Sequence[Expecting]) -> tuple[float, float, int, int]:
-        """Return the best rate, its time, how many rows draft, and how far."""
-        verify, worth = self.company.verify, self.company.worth
-        best = (0.0, 0.0, 0, 0)
-        gains = [float(self.rows)] * (self._most + 1)
+    def _best(self, ranked: Sequence[Expecting]) -> Plan:
+        """Return the plan that makes the most of all rows, each by its own share.
+
+        What it makes is the geometric mean over rows: a row that does not draft is held up by those
+        that do, and twice as much for one row is worth half as much for another (proportional
+        fairness, Kelly 1997, Charging and rate control for elastic traffic).
+        """
+        verify, worth, rows = self.company.verify, self.company.worth, self.rows
+        best = Plan(0.0, 0.0, 0.0, 0, 0)
+        products, sums = [1.0] * (self._most + 1), [float(rows)] * (self._most + 1)
         for number, policy in enumerate(ranked, 1):
             drafts, tokens = self._draft_costs(number), policy.tokens
             for gamma in range(1, self._most + 1):
-                gains[gamma] += tokens[gamma] - 1.0
+                products[gamma] *= tokens[gamma]
+                sums[gamma] += tokens[gamma] - 1.0
                 ns = (verify[self._width(number, gamma)] + drafts[gamma]) / worth
-                best = max(best, (gains[gamma] / ns, ns, number, gamma))
+                fair = rows * products[gamma] ** (1.0 / rows)
+                best = max(best, Plan(fair / ns, sums[gamma] / ns, ns, number, gamma))
         return best
 
     def _pays_to_read(self, row: DraftingRow) -> bool:
@@ -229,7 +253,8 @@ class SharedStep:
         """Tell whether to see again what a plain step comes to, where drafting pays."""
         loss = self.rate / self.floor - 1.0
         counted = loss * (1.0 + loss / DOUBT)
-        return self.company.steps_drafted >= min(MAX_DRAFTING, counted / PROBING)
+        due = self.company.steps_drafted >= min(MAX_DRAFTING, counted / PROBING)
+        return due or (self.rows > 1 and not self.company.times[0])
 
     def drafts(self, policy: Expecting) -> bool:
         """Tell whether a row drafts by passes in this step."""

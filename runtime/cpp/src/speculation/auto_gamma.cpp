@@ -46,8 +46,7 @@ int AutoGamma::choose() {
   const int most = static_cast<int>(most_);
   if (shares && !free_) {
     probing_ = step_->probing;
-    if (!step_->drafts(acceptance_)) return 0;
-    return probing_ ? step_->gamma : most;
+    return probing_ || gamma_ == 0 ? static_cast<int>(gamma_) : most;
   }
   // How sure the drafter is of a first token is worth a look before it is given up.
   if (gamma_ > 0 || (acceptance_.has_confidence() && pays(0))) {
@@ -119,19 +118,26 @@ void AutoGamma::judge(const RoundCounts& round, bool alone) {
 // Find the best number of tokens to draft, and its rate, as costs and the text are now.
 void AutoGamma::plan() {
   if (step_->rows == 1) return plan_alone();
-  total_ = free_ ? step_->copying : step_->drafting(0);
   verify_ = step_->verify;
-  floor_ = rate_ = step_->rate;
   gamma_ = 0;
   const std::vector<double>& tokens = acceptance_.tokens();
-  double gain = tokens[0] - rate_ * total_[0];
-  for (std::size_t g = 1; g <= most_; ++g) {
-    const double gained = tokens[g] - rate_ * total_[g];
-    if (gained > gain) {
-      gamma_ = g;
-      gain = gained;
+  if (free_) {
+    total_ = step_->copying;
+    rate_ = step_->rate;
+    double gain = tokens[0] - rate_ * total_[0];
+    for (std::size_t g = 1; g <= most_; ++g) {
+      const double gained = tokens[g] - rate_ * total_[g];
+      if (gained > gain) {
+        gamma_ = g;
+        gain = gained;
+      }
     }
+  } else {
+    total_ = step_->drafting(0);
+    if (step_->drafts(acceptance_)) gamma_ = static_cast<std::size_t>(step_->gamma);
+    rate_ = step_->price * tokens[gamma_];
   }
+  floor_ = rate_;
 }
 
 void AutoGamma::plan_alone() {

@@ -39,14 +39,14 @@ constexpr double kFirstNoise = 0.2 * 0.2;
 // A cost that grows on a line with what is done: scale x + slope y, from noisy times.
 class CostLine {
  public:
-  explicit CostLine(double slope, bool assumed) : slope_(slope), scaled_(!assumed) {}
+  explicit CostLine(double slope) : slope_(slope) {}
   void record(double x, double y, double ns);
   double at(double x, double y) const;
 
  private:
   double scale_ = 1, slope_, noise_ = kFirstNoise;
   double of_scale_ = kFirstNoise, both_ = 0, of_slope_ = 1;  // variances, by the scale squared
-  bool scaled_;
+  bool scaled_ = false;  // the first time sets the scale of both
 };
 
 // What passes cost now, by the number of drafted tokens: tuned costs, as rounds correct them.

@@ -1,7 +1,6 @@
 #include "speculation/shared_step.hpp"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 namespace specrt::speculation {
@@ -33,7 +32,7 @@ void Company::judge(double made, double expected, bool drafted) {
   worth = 1.0 - std::max(0.0, less) * less * less / (less * less + doubt);
 }
 
-Company::Company(const Costs& costs, int rows, int most) : line_(0, costs.assumed) {
+Company::Company(const Costs& costs, int rows, int most) : line_(0) {
   for (int drafted = 0; drafted <= rows * most; ++drafted) {
     verify.push_back(costs.verify(rows - 1 + drafted));
     places_.push_back({verify.back(), kToken * costs.verify(0) * drafted});
@@ -56,7 +55,7 @@ SharedStep::SharedStep(Costs costs, int most, bool padded)
     : costs_(std::move(costs)),
       most_(static_cast<std::size_t>(most)),
       padded_(padded),
-      line_(costs_.verify(1) / costs_.verify(0) - 1.0, costs_.assumed) {
+      line_(costs_.verify(1) / costs_.verify(0) - 1.0) {
   for (int passes = 0; passes <= most; ++passes) drafts_.push_back(costs_.draft(passes));
   begin(1, {});
 }
@@ -70,7 +69,7 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
   }
   company_ = &found->second;
   if (rows == 1) return;
-  floor = rate = rows / company_->verify[0];
+  floor = rate = price = rows / company_->verify[0];
   std::vector<DraftingRow> ranked = rows_drafting;
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& one, const auto& other) {
     return one.acceptance->tokens().at(1) > other.acceptance->tokens().at(1);
@@ -86,10 +85,12 @@ SharedStep::Ranked SharedStep::choose(const std::vector<DraftingRow>& ranked) {
   for (const DraftingRow& row : ranked) {
     if (pays_to_read(row)) worthy.push_back(row.acceptance);
   }
-  const Best found = best(worthy);
-  if (!worthy.empty()) company_->gain = found.rate / floor - kMargin;
-  if (found.rate <= floor * kMargin) return {};
+  const Plan found = best(worthy);
+  if (!worthy.empty()) company_->gain = found.fair_rate / floor - kMargin;
+  if (found.fair_rate <= floor * kMargin) return {};
   rate = found.rate;
+  price = rows / found.ns;
+  gamma = static_cast<int>(found.gamma);
   company_->probe_loss = 0;
   worthy.resize(plain_due() ? 0 : found.number);
   return worthy;
@@ -99,7 +100,7 @@ SharedStep::Ranked SharedStep::choose(const std::vector<DraftingRow>& ranked) {
 SharedStep::Ranked SharedStep::probe(const std::vector<DraftingRow>& ranked) {
   Ranked rows_probing;
   for (const DraftingRow& row : ranked) rows_probing.push_back(row.acceptance);
-  const Best found = best(rows_probing);
+  const Plan found = best(rows_probing);
   gamma = static_cast<int>(found.gamma);
   int lacks = 0;
   for (std::size_t i = 0; i < found.number; ++i) lacks = std::max(lacks, ranked[i].lacks);
@@ -111,20 +112,22 @@ SharedStep::Ranked SharedStep::probe(const std::vector<DraftingRow>& ranked) {
   return rows_probing;
 }
 
-// The best rate, its time, how many rows draft, and how far.
-SharedStep::Best SharedStep::best(const Ranked& ranked) const {
+// The plan that makes the most of all rows, each by its own share.
+SharedStep::Plan SharedStep::best(const Ranked& ranked) const {
   const std::vector<double>& costs = company_->verify;
-  std::tuple<double, double, std::size_t, std::size_t> found{};
-  std::vector<double> gains(most_ + 1, rows);
+  Plan found;
+  std::vector<double> products(most_ + 1, 1), sums(most_ + 1, rows);
   for (std::size_t number = 1; number <= ranked.size(); ++number) {
     const std::vector<double>& tokens = ranked[number - 1]->tokens();
     for (std::size_t g = 1; g <= most_; ++g) {
-      gains[g] += tokens[g] - 1.0;
+      products[g] *= tokens[g];
+      sums[g] += tokens[g] - 1.0;
       const double ns = (costs[width(number, g)] + draft_ns(number, g)) / company_->worth;
-      found = std::max(found, {gains[g] / ns, ns, number, g});
+      const double fair = rows * std::pow(products[g], 1.0 / rows);
+      found = std::max(found, Plan{fair / ns, sums[g] / ns, ns, number, g});
     }
   }
-  return {std::get<0>(found), std::get<1>(found), std::get<2>(found), std::get<3>(found)};
+  return found;
 }
 
 // Whether what a row gains in the rest of its text is worth what its draft lacks.
@@ -175,6 +178,7 @@ double SharedStep::draft_ns(std::size_t number, std::size_t passes) const {
 
 bool SharedStep::plain_due() const {
   const double loss = rate / floor - 1.0, counted = loss * (1.0 + loss / kDoubt);
+  if (rows > 1 && company_->plain_times() == 0) return true;
   return static_cast<double>(company_->steps_drafted) >= std::min(kMaxDrafting, counted / kProbing);
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <tuple>
 #include <vector>
 
 #include "speculation/acceptance.hpp"
@@ -44,6 +45,8 @@ class Company {
   void record(std::size_t drafted, double ns);
   // Hold what was expected to what a step made.
   void judge(double made, double expected, bool drafted);
+  // How often a step that drafts nothing was timed.
+  int plain_times() const { return places_.front().times; }
 
   std::vector<double> verify;  // by drafted tokens of all rows, what a step takes besides drafting
   StepOutcome plain{0.05 * 0.05}, drafting{1 / kTrust};
@@ -86,8 +89,9 @@ class SharedStep {
 
   int rows = 1;
   double floor = 1, rate = 1;  // tokens a nanosecond of a plain step, and of what pays best
+  double price = 1;  // of a nanosecond for a row that drafts, by the tokens it makes in a step
   bool probing = false;
-  int gamma = 0;  // how far a probe drafts
+  int gamma = 0;  // how far the plan drafts
   // What a row is charged, by its drafted tokens, of verifying them, and of a step that it copies
   // tokens for.
   std::vector<double> verify, copying;
@@ -98,13 +102,19 @@ class SharedStep {
 
  private:
   using Ranked = std::vector<const Acceptance*>;
-  struct Best {
-    double rate = 0, ns = 0;
+  // What a step may draft: tokens a nanosecond as they count, by the geometric mean over rows, and
+  // as they are; how many rows draft, and how far.
+  struct Plan {
+    double fair_rate = 0, rate = 0, ns = 0;
     std::size_t number = 0, gamma = 0;
+    bool operator<(const Plan& other) const {
+      return std::tie(fair_rate, rate, ns, number, gamma) <
+             std::tie(other.fair_rate, other.rate, other.ns, other.number, other.gamma);
+    }
   };
   Ranked choose(const std::vector<DraftingRow>& ranked);
   Ranked probe(const std::vector<DraftingRow>& ranked);
-  Best best(const Ranked& ranked) const;
+  Plan best(const Ranked& ranked) const;
   bool pays_to_read(const DraftingRow& row) const;
   double reading_ns(int lacks) const;
   void share();
