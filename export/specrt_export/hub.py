@@ -35,7 +35,7 @@ from specrt_export.hub_cache import (
     has_weights,
     repository,
 )
-from specrt_export.ready_recipes import ready_checkpoints
+from specrt_export.ready_recipes import ready_hub_names
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -417,7 +417,7 @@ def _remedy(name: str, error: Exception) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return "the model has no such revision: give a branch, a tag or a commit of it"
     if isinstance(error, errors.RepositoryNotFoundError):
-        near = get_close_matches(name, {*ready_checkpoints(), *cached_models()} - {name}, n=1)
+        near = get_close_matches(name, {*ready_hub_names(), *cached_models()} - {name}, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         return f"no hub model has this name, or it is private (`hf auth login`){meant}"
     if status in (401, 403):

@@ -57,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.give(b"", status, **headers)
         if path.startswith("/api/models/"):
             return self.describe(*path.removeprefix("/api/models/").split("/revision/"))
+        if "/resolve/" not in path:
+            return self.refuse(404, "EntryNotFound")
         _, owner, model, _, commit, file = path.split("/", 5)
         body = hub.models.get(f"{owner}/{model}", {}).get(file)
         if body is None or commit != COMMIT:
