@@ -19,7 +19,7 @@ from specrt.errors import CheckpointError, first_line
 from specrt.held_file import read_file
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
-from specrt_export.hub import download
+from specrt_export.hub import ADAPTER, CONFIG_FILES, NAMED_TEMPLATES, WANTED_FILES, download
 from specrt_export.hub_cache import INDEX, SINGLE, is_hub_name
 from specrt_export.prequantized.folder import QuantizedFolder
 from specrt_export.prequantized.layouts import PARTS
@@ -43,30 +43,6 @@ def _near(name: str) -> str:
         return ""
     near = difflib.get_close_matches(path.name, there, n=1)
     return f" (did you mean {path.with_name(near[0])}?)" if near else ""
-
-
-ADAPTER = "adapter_config.json"
-"""Of a low-rank adapter, which transformers adds to the model that it names."""
-
-CONFIG_FILES = ("config.json", ADAPTER)
-
-NAMED_TEMPLATES = "additional_chat_templates"
-"""A folder of chat templates for purposes, as transformers writes them: NAME.jinja."""
-
-WANTED_FILES = (
-    *CONFIG_FILES,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    f"{NAMED_TEMPLATES}/*.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-    SINGLE,
-    INDEX,
-    "model-*.safetensors",
-)
 
 
 NEVER_READ = re.compile(

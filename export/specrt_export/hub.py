@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from specrt.errors import CheckpointError, how_to_install, reason_of
 from specrt.system.memory import size
-from specrt_export.gguf.blocks import FORMATS
 from specrt_export.hub_cache import (
     COMMIT,
+    INDEX,
     MAIN,
     SINGLE,
     cache,
@@ -39,6 +39,30 @@ from specrt_export.ready_recipes import ready_hub_names
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+
+ADAPTER = "adapter_config.json"
+"""Of a low-rank adapter, which transformers adds to the model that it names."""
+
+CONFIG_FILES = ("config.json", ADAPTER)
+
+NAMED_TEMPLATES = "additional_chat_templates"
+"""A folder of chat templates for purposes, as transformers writes them: NAME.jinja."""
+
+WANTED_FILES = (
+    *CONFIG_FILES,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    f"{NAMED_TEMPLATES}/*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    SINGLE,
+    INDEX,
+    "model-*.safetensors",
+)
+"""What building reads of a model."""
 
 Show = Callable[[int, int], None]
 """Is given the bytes that are here, and all that are wanted."""
@@ -369,6 +393,8 @@ def _form(name: str) -> str:
 
 def _is_read(form: str) -> bool:
     """Tell whether files in a format can be built: `Q4_K_M` is a mixture of Q4_K and others."""
+    from specrt_export.gguf.blocks import FORMATS  # which needs what only building needs
+
     plain = re.sub(r"_(XS|S|M|L|XL)$", "", form.upper())
     return plain in {known.name for known in FORMATS.values()}
 

@@ -13,8 +13,15 @@ import huggingface_hub
 import pytest
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import CONFIG_FILES, WANTED_FILES, Checkpoint
-from specrt_export.hub import download, gguf_files, gguf_snapshot, look_up
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.hub import (
+    CONFIG_FILES,
+    WANTED_FILES,
+    download,
+    gguf_files,
+    gguf_snapshot,
+    look_up,
+)
 from specrt_export.hub_cache import cache, cached_snapshot, repository
 from support.loopback_hub import COMMIT, LoopbackHub, listed, served
 

@@ -140,8 +140,7 @@ def look_up(found: HubName, revision: str | None = None) -> Snapshot:
 
     Raises: CheckpointError.
     """
-    from specrt_export.checkpoint import WANTED_FILES
-    from specrt_export.hub import gguf_snapshot, look_up
+    from specrt_export.hub import WANTED_FILES, gguf_snapshot, look_up
 
     if found.form:
         return gguf_snapshot(found.model, found.form)
