@@ -210,15 +210,15 @@ class Snapshot:
         part.touch()
         if _length(part) > file.bytes:
             part.write_bytes(b"")
-        tries = 0
+        tries, most = 0, _length(part)
         while (begins := _length(part)) < file.bytes:
             try:
                 self._receive_from(file, part, begins, show)
                 failed: Exception = OSError(f"the hub sent {begins} of {file.bytes} bytes")
             except errors.HTTPError as error:  # type: ignore[attr-defined]
                 failed = error
-            if _length(part) > begins:
-                tries = 0
+            if _length(part) > most:  # not of `begins`: a hub without ranges begins again
+                tries, most = 0, _length(part)
                 continue
             tries += 1
             pause = _pause(failed, tries)
@@ -307,7 +307,7 @@ def look_up(
     names = [one.rfilename for one in info.siblings or ()]
     folder = any(one.endswith((".safetensors", ".bin")) for one in names)
     if any(map(_form, names)) and "*.gguf" not in wanted and not folder:
-        raise CheckpointError(f"{name} holds GGUF files; name one: {_choice(name, names)}")
+        raise CheckpointError(f"{name} holds GGUF files; name one, {_choice(name, names)}")
     files = [_file(name, one) for one in info.siblings or () if _matches(one.rfilename, wanted)]
     return Snapshot(name, revision or MAIN, _checked(name, COMMIT, info.sha), tuple(files))
 
@@ -417,7 +417,7 @@ def explained(name: str, revision: str) -> Iterator[None]:
     network = errors.HTTPError  # type: ignore[attr-defined]
     try:
         yield
-    except (network, errors.HFValidationError, OSError) as error:
+    except (network, ValueError, OSError) as error:  # a name or an address that is none, too
         at = "" if revision == MAIN else f" at revision {revision!r}"
         raise CheckpointError(
             f"fetching {name} from the hub{at} failed: {_remedy(name, error)} ({reason_of(error)})"
@@ -431,13 +431,15 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def _remedy(name: str, error: Exception) -> str:
-    from huggingface_hub import errors, get_token
+    from huggingface_hub import errors
 
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", 0)
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and it is not whole in the cache; unset it, or fetch before"
     if isinstance(error, errors.GatedRepoError):
+        from huggingface_hub import get_token
+
         then = "wait until access is granted" if get_token() else "`hf auth login`, or set HF_TOKEN"
         return f"access is gated: accept its terms at {endpoint()}/{name}, then {then}"
     if isinstance(error, errors.RevisionNotFoundError):

@@ -154,7 +154,7 @@ def test_mistyped_names_are_refused_with_the_nearest(cli: Run, hub: LoopbackHub)
     assert "did you mean 'qwen3-4b'?" in cli("generate", "qwen34b", "--prompt", "a").refusal
     assert "did you mean 'Qwen/Qwen3-0.6B'?" in cli("pull", "Qwen/Qwen3-06B").refusal
     assert "there is org/gguf:Q8_0" in cli("pull", "org/gguf:Q4_K_M").refusal
-    assert "name one: there is org/gguf:Q8_0" in cli("pull", "hf.co/org/gguf").refusal
+    assert "name one, there is org/gguf:Q8_0" in cli("pull", "hf.co/org/gguf").refusal
     assert hub.sent == []
 
 

@@ -34,6 +34,7 @@ FILES = {
     "README.md": b"# hello",
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "onnx/model.safetensors": b"of something else",
+    "model-/onnx.safetensors": b"of something else",
     "model-/../../../../escaped.safetensors": b"no",
 }
 WANTED = ["config.json", "model.safetensors", "additional_chat_templates/tool_use.jinja"]
@@ -146,6 +147,9 @@ def test_what_was_left_of_something_else_does_not_stay(hub: LoopbackHub, left: b
 def test_a_hub_without_ranges_sends_the_file_again(hub: LoopbackHub) -> None:
     hub.whole, hub.cuts = True, [9, 9, 9]
     assert contents(fetch()) == {name: FILES[name] for name in WANTED}
+    hub.cuts = [5, 2, 9, 4] * 9  # and never sends it whole
+    with pytest.raises(CheckpointError, match="check the network"):
+        download("owner/small", None, WANTED_FILES)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -218,6 +222,9 @@ def test_without_a_network_what_is_here_serves(
         patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
         with pytest.raises(CheckpointError, match="check the network and HF_ENDPOINT"):
             fetch()
+        patch.setenv("HF_ENDPOINT", "no address")
+        with pytest.raises(CheckpointError, match=r"check .* HF_ENDPOINT \(no address\)"):
+            fetch()
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set") as caught:
             fetch()
@@ -264,7 +271,7 @@ def test_one_gguf_file_of_a_repository(hub: LoopbackHub) -> None:
     for form in ("Q3_K_M", "Q4_0", "IQ2_XS", "../x"):
         with pytest.raises(CheckpointError, match=f"no file in {form} that is read; {there}"):
             gguf_snapshot("owner/gguf", form)
-    with pytest.raises(CheckpointError, match=f"holds GGUF files; name one: {there}"):
+    with pytest.raises(CheckpointError, match=f"holds GGUF files; name one, {there}"):
         Checkpoint.open("owner/gguf")
     with pytest.raises(CheckpointError, match="there is none that is"):
         gguf_snapshot("owner/tiny", "Q8_0")

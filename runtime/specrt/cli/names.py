@@ -78,8 +78,8 @@ def hub_models(text: str) -> list[HubName]:
     found = hub_name(text)
     if found is None:
         raise CheckpointError(
-            f"there is no pair {text!r}{did_you_mean(text, ready_recipes())}; a model of the hub "
-            "is named org/name, and one GGUF file of it org/name:Q8_0"
+            f"{text!r} is neither a pair nor of the hub (org/name; org/name:Q8_0 for a GGUF file)"
+            f"{did_you_mean(text, ready_recipes())}"
         )
     return [found]
 
