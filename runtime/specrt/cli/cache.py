@@ -29,7 +29,13 @@ from specrt.bundle import (
     read_manifest,
 )
 from specrt.cli.build import build_bundle, installed, named_by_flags, pair_recipe
-from specrt.cli.names import find_checkpoint, is_named_checkpoint, ready_recipe
+from specrt.cli.names import (
+    HubName,
+    fetch_missing,
+    find_checkpoint,
+    is_named_checkpoint,
+    ready_recipe,
+)
 from specrt.cli.options import GGUF, print_notices
 from specrt.engine.backends import check_versions, notices
 from specrt.engine.kernels import LAYOUT, missing_kernels
@@ -127,6 +133,7 @@ def _of_pair(recipe: Path) -> Path:
     if _usable(BUILD_ROOT / name):
         return BUILD_ROOT / name
     remote = hub_names_of(recipe)
+    fetch_missing([HubName(one) for one in remote])
     found = [
         find_checkpoint(one).path if one in remote else recipe.parent / one
         for one in checkpoints_of(recipe)

@@ -103,36 +103,46 @@ def checkpoint_source(text: str) -> str:
     found = hub_name(text)
     if found is None:
         return text
-    return str(_gguf(found)) if found.form else found.model
+    return str(_found(found)) if found.form else found.model
 
 
 def find_checkpoint(text: str) -> NamedCheckpoint:
     """Return a checkpoint that a text names; one of the hub is fetched unless it is here.
 
-    Raises: CheckpointError.
+    Raises: SpecrtError.
     """
     source = checkpoint_source(text)
     found = hub_name(source)
-    if found is None:
-        return NamedCheckpoint(source, Path(source))
+    return NamedCheckpoint(source, Path(source) if found is None else _found(found))
+
+
+def fetch_missing(models: Sequence[HubName]) -> None:
+    """Fetch the models that are not here, where something can build from them.
+
+    Raises: SpecrtError.
+    """
+    lacking = [one for one in models if _place(one) is None]
+    if lacking:
+        check_exporter()
+        fetch([look_up(one) for one in lacking])
+
+
+def _found(model: HubName) -> Path:
+    fetch_missing([model])
+    place = _place(model)
+    assert place is not None
+    return place
+
+
+def _place(model: HubName) -> Path | None:
+    """Return the folder or the GGUF file of a model that is here whole; else None."""
+    from specrt_export.hub import gguf_files
     from specrt_export.hub_cache import cached_snapshot, has_weights
 
-    folder = cached_snapshot(found.model)
-    if folder is None or not has_weights(folder):
-        check_exporter()
-        folder = fetch([look_up(found)])[0]
-    return NamedCheckpoint(source, folder)
-
-
-def _gguf(found: HubName) -> Path:
-    from specrt_export.hub import gguf_files
-    from specrt_export.hub_cache import cached_snapshot
-
-    folder = cached_snapshot(found.model)
-    if folder is None or not gguf_files(folder, found.form):
-        check_exporter()
-        folder = fetch([look_up(found)])[0]
-    return gguf_files(folder, found.form)[0]
+    folder = cached_snapshot(model.model)
+    if folder is None or not model.form:
+        return folder if folder is not None and has_weights(folder) else None
+    return next(iter(gguf_files(folder, model.form)), None)
 
 
 def look_up(found: HubName, revision: str | None = None) -> Snapshot:
