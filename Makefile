@@ -34,12 +34,12 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export setup-align setup-serve engines generate serve test test-deploy lint check bench gpu-check clean
+.PHONY: help setup setup-export setup-align setup-serve engines generate chat serve test test-deploy lint check bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  PAIR=name BACKEND=tensorrt-rtx narrow `engines`; PROMPT="..." ARGS="--gamma 2" go to `generate`'
-	@echo '  $(BIN)/specrt has more: chat, inspect, verify, tune, doctor; $(BIN)/specrt --help lists all'
+	@echo '  $(BIN)/specrt has more: pull, list, inspect, verify, tune, doctor; $(BIN)/specrt --help lists all'
 
 # As `python -m venv`, without its traceback where Ctrl-C ends it.
 MAKE_VENV = $(PYTHON) -c 'import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); \
@@ -95,9 +95,12 @@ engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights 
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || failed=$$?; \
 	  test $$failed -ne 130 || break; done; exit $$failed  # 130: Ctrl-C
 
-generate serve bench: PAIR := $(or $(PAIR),codelet)
+generate chat serve bench: PAIR := $(or $(PAIR),codelet)
 generate: engines ## complete PROMPT with the codelet pair, or PAIR
 	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
+
+chat: engines ## talk with codelet, or PAIR; ARGS="--show-draft"
+	@$(BIN)/specrt chat $(BUNDLE) $(ARGS)
 
 serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:8080; ARGS="--port 9000"
 	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)

@@ -19,6 +19,7 @@ from zipfile import ZipFile
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
 ROOTS = "runtime", "export"
@@ -113,6 +114,28 @@ class SharedLibrary(build_ext):
                 there.unlink(missing_ok=True)
 
 
+class ReadyRecipes(build_py):
+    """Puts the recipes of the ready pairs, and the text they are measured on, into the package."""
+
+    @property
+    def recipes(self) -> list[Path]:
+        """The files of the pairs whose weights are on the hub."""
+        pairs = [shape.parent for shape in Path("engines").glob("*/shape.json")]
+        return sorted([*Path("engines").glob("*.jsonl"), *(f for p in pairs for f in p.iterdir())])
+
+    def get_source_files(self) -> list[str]:
+        """Return what a source archive has."""
+        return [*super().get_source_files(), *map(str, self.recipes)]
+
+    def run(self) -> None:
+        """Build the package, and copy them."""
+        super().run()
+        for path in () if self.editable_mode else self.recipes:
+            place = Path(self.build_lib, "specrt_export", path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            copyfile(path, place)
+
+
 class AnyPython(bdist_wheel):
     """Names wheels by their platform alone."""
 
@@ -126,6 +149,7 @@ setup(
     cmdclass={
         "bdist_wheel": AnyPython,
         "build_ext": SharedLibrary,
+        "build_py": ReadyRecipes,
         "editable_wheel": PathEntries,
     },
 )

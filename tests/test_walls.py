@@ -48,10 +48,12 @@ specrt_export.scored_entries
 specrt_export.task
 specrt_export.provenance
 specrt_export.checkpoint
+specrt_export.hub
 specrt_export.prequantized
 specrt_export.gguf
 specrt_export.quantize.codes
 specrt_export.safetensors_file
+specrt_export.hub_cache specrt_export.ready_recipes
 specrt_export.precision
 specrt_export.atomic_folder
 specrt_export

@@ -44,7 +44,6 @@ from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.control_tokens import (
     SPECIAL_TOKENS_MAP,
-    read_tokenizer,
     token_name,
     tokenizer_config,
 )
@@ -67,6 +66,7 @@ from specrt_export.inputs import (
     CalibrationPieces,
     ModelInputs,
     begin_token,
+    bundled_tokenizer,
     calibration_path,
     chat_templates,
     check_graph,
@@ -327,7 +327,7 @@ def _copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     Raises: CheckpointError for a chat template that cannot be read.
     """
     home = checkpoint.folder
-    (folder / TOKENIZER).write_bytes(read_tokenizer(home / TOKENIZER))
+    (folder / TOKENIZER).write_bytes(bundled_tokenizer(checkpoint))
     for name in COPIED_FILES:
         if (home / name).is_file():
             shutil.copyfile(home / name, folder / name)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,66 +15,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specrt.errors import CheckpointError, first_line, how_to_install, reason_of
+from specrt.errors import CheckpointError, first_line
 from specrt.held_file import read_file
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.reader import SUFFIX
+from specrt_export.hub import ADAPTER, CONFIG_FILES, NAMED_TEMPLATES, WANTED_FILES, download
+from specrt_export.hub_cache import INDEX, SINGLE, is_hub_name
 from specrt_export.prequantized.folder import QuantizedFolder
 from specrt_export.prequantized.layouts import PARTS
 from specrt_export.prequantized.quantization_config import KEYS, Scheme, read_scheme
 from specrt_export.quantize.codes import CodedWeight, Floats
 from specrt_export.safetensors_file import (
-    INDEX,
-    SINGLE,
     WeightBytes,
     check_finite,
     map_array,
     read_header,
     same_floats,
 )
-
-
-def download(name: str, revision: str | None, files: Sequence[str]) -> Path:
-    """Return the local snapshot of a hub model, downloading what of `files` is not cached.
-
-    Raises: CheckpointError in place of every error of the hub and the network.
-    """
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ImportError as error:
-        raise CheckpointError(
-            f"there is no folder {name}{_near(name)}, and fetching it from the hub needs "
-            "huggingface_hub: "
-            f"{how_to_install('export')}"
-        ) from error
-    # The root of what the hub's HTTP library raises, whichever library that is.
-    network = errors.HTTPError  # type: ignore[attr-defined]
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
-    except (network, errors.HFValidationError, OSError) as error:
-        raise _explained(name, revision, error) from error
-
-
-def _explained(name: str, revision: str | None, error: Exception) -> CheckpointError:
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    at = f" at revision {revision!r}" if revision else ""
-    if isinstance(error, GatedRepoError):
-        remedy = "access is gated: accept its terms on the hub, then `hf auth login`"
-    elif isinstance(error, RevisionNotFoundError):
-        remedy = "the model has no such revision: give a branch, a tag or a commit of it"
-    elif isinstance(error, RepositoryNotFoundError):
-        remedy = "no hub model has this name, or it is private (`hf auth login`)"
-    else:
-        remedy = "correct the name, or check the network"
-    return CheckpointError(
-        f"there is no folder {name}{_near(name)}, and fetching it from the hub{at} failed: "
-        f"{remedy} ({reason_of(error)})"
-    )
 
 
 def _near(name: str) -> str:
@@ -86,30 +43,6 @@ def _near(name: str) -> str:
         return ""
     near = difflib.get_close_matches(path.name, there, n=1)
     return f" (did you mean {path.with_name(near[0])}?)" if near else ""
-
-
-ADAPTER = "adapter_config.json"
-"""Of a low-rank adapter, which transformers adds to the model that it names."""
-
-CONFIG_FILES = ("config.json", ADAPTER)
-
-NAMED_TEMPLATES = "additional_chat_templates"
-"""A folder of chat templates for purposes, as transformers writes them: NAME.jinja."""
-
-WANTED_FILES = (
-    *CONFIG_FILES,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    f"{NAMED_TEMPLATES}/*.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-    SINGLE,
-    INDEX,
-    "model-*.safetensors",
-)
 
 
 NEVER_READ = re.compile(
@@ -361,13 +294,10 @@ def _folder(name_or_path: str | Path, revision: str | None, config_only: bool) -
             f"there is no folder {name}{_near(name)}, and a hub name looks like 'owner/model'; "
             "name one"
         )
-
-    return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
-
-
-def is_hub_name(name: str) -> bool:
-    """Tell whether a text may be the name of a model on the hub."""
-    return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is not None
+    try:
+        return download(name, revision, CONFIG_FILES if config_only else WANTED_FILES)
+    except CheckpointError as error:
+        raise CheckpointError(f"there is no folder {name}{_near(name)}, and {error}") from error
 
 
 def _json(path: Path, why: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.encoder_decoder_shape import CROSS, ENCODER, FAMILIES, EncoderDecoderShape
 from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.hub_cache import cached_snapshot, has_weights
 from specrt_export.model_shape import (
     DECODER,
     EngineShape,
@@ -39,7 +40,7 @@ from specrt_export.precision import fitting_block
 from specrt_export.prequantized.quantization_config import Scheme, read_scheme
 from specrt_export.recipe import Recipe, read_recipe, settle
 from specrt_export.recipe_tables import ModelSource
-from specrt_export.safetensors_file import INDEX, SINGLE, WeightBytes, same_floats
+from specrt_export.safetensors_file import WeightBytes, same_floats
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
@@ -487,16 +488,8 @@ def find_config(recipe: Recipe, role: str) -> tuple[dict[str, Any], Path]:
 
 def cached_file(source: ModelSource, name: str) -> Path | None:
     """Return a file of a hub model that was downloaded before; None where there is none."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(source.checkpoint, name, revision=source.revision or None)
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None
+    folder = cached_snapshot(source.checkpoint, source.revision)
+    return folder / name if folder is not None and (folder / name).is_file() else None
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -540,18 +533,9 @@ def weights_are_here(recipe: Recipe, source: ModelSource) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Tell whether a checkpoint has all its files; a download that broke off leaves some."""
-    if not (folder / "config.json").exists() or not (folder / "tokenizer.json").exists():
-        return False
-    if (folder / SINGLE).exists():
-        return True
-    try:
-        shards = set(
-            json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return bool(shards) and all((folder / str(shard)).exists() for shard in shards)
+    """Tell whether a checkpoint has all its files."""
+    there = (folder / "config.json").exists() and (folder / "tokenizer.json").exists()
+    return there and has_weights(folder)
 
 
 def how_to_get(recipe: Recipe) -> str:

@@ -23,9 +23,10 @@ from specrt.engine.protocol import Source
 from specrt.errors import BuildError, CheckpointError, RequestError, first_line
 from specrt.held_file import read_file
 from specrt.system.memory import size
+from specrt.text.control_tokens import read_tokenizer
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.checkpoint import Checkpoint, QuantizedSource
+from specrt_export.checkpoint import TEXT_PARTS, Checkpoint, QuantizedSource
 from specrt_export.compiler_spec import COMPILERS
 from specrt_export.gguf.reader import SUFFIX
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
@@ -79,15 +80,15 @@ def check_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
 def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, str]:
     """Return the token of each id of a checkpoint's tokenizer, added tokens included.
 
-    A draft may lack rows for added tokens, as the small Gemma 3 do for that of a picture: it never
-    proposes them, and is silent once its target has one.
+    The small Gemma 3 lack rows for added tokens, such as that of a picture. So may a draft: it
+    never proposes them, and is silent once its target has one.
     Raises: CheckpointError if it is missing, unreadable, or has ids the model has no row for.
     """
     path, tokenizer = checkpoint.folder / TOKENIZER, _tokenizer(checkpoint)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     tokens = {index: token for token, index in vocabulary.items()}
     size = checkpoint.config.get("vocab_size")
-    added = tokenizer.get_added_tokens_decoder() if drafts else {}
+    added = tokenizer.get_added_tokens_decoder() if drafts or _lacks_rows(checkpoint) else {}
     last = max((index for index in tokens if index not in added), default=-1)
     if isinstance(size, int) and last >= size:
         raise CheckpointError(
@@ -95,6 +96,24 @@ def read_tokens(checkpoint: Checkpoint, *, drafts: bool = False) -> dict[int, st
             "the tokenizer belongs to another model"
         )
     return tokens
+
+
+def _lacks_rows(checkpoint: Checkpoint) -> bool:
+    """Tell whether a model has the tokenizer of a larger one that is multimodal."""
+    return checkpoint.config.get("model_type") in TEXT_PARTS.values()
+
+
+def bundled_tokenizer(checkpoint: Checkpoint) -> bytes:
+    """Return a target's tokenizer.json without the added tokens that its model has no row for.
+
+    In a prompt they are plain text then.
+    """
+    data = read_tokenizer(checkpoint.folder / TOKENIZER)
+    if not _lacks_rows(checkpoint):
+        return data
+    tokenizer, size = json.loads(data), checkpoint.config["vocab_size"]
+    tokenizer["added_tokens"] = [one for one in tokenizer["added_tokens"] if one["id"] < size]
+    return json.dumps(tokenizer, ensure_ascii=False).encode()
 
 
 def _tokenizer(checkpoint: Checkpoint) -> HubTokenizer:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.errors import CheckpointError, RecipeError
-from specrt_export.checkpoint import Checkpoint, is_hub_name
+from specrt_export.checkpoint import Checkpoint
+from specrt_export.hub_cache import is_hub_name
 from specrt_export.precision import SCALED, STORED
 from specrt_export.recipe import Recipe, parse_text, recipe_of
 from specrt_export.recipe_tables import EngineOptions

@@ -17,9 +17,10 @@ from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.records import read
 from specrt.system.doctor import best_backend
-from specrt_export.checkpoint import Checkpoint, QuantizedSource, is_hub_name
+from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.gguf.reader import SUFFIX, GgufFile
+from specrt_export.hub_cache import is_hub_name
 from specrt_export.precision import (
     AUTO_BITS,
     BLOCKS,

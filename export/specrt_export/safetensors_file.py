@@ -20,10 +20,6 @@ from numpy.typing import NDArray
 from specrt.errors import CheckpointError, first_line
 from specrt.held_file import open_file
 
-SINGLE = "model.safetensors"
-
-INDEX = "model.safetensors.index.json"
-
 _STORED: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),

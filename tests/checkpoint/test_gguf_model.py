@@ -19,8 +19,8 @@ from specrt.errors import CheckpointError
 from specrt_export.checkpoint import Checkpoint
 from specrt_export.gguf.model import GgufModel
 from specrt_export.gguf.weights import GgufWeight
+from specrt_export.hub_cache import SINGLE
 from specrt_export.provenance import provenance_of
-from specrt_export.safetensors_file import SINGLE
 from support import gguf_files
 from support.gguf_files import MODELS, SCORED_VOCABULARY, brain, half, quantized, write_model
 

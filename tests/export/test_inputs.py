@@ -24,6 +24,7 @@ from specrt_export.inputs import (
     MOST_FITTED,
     PIECE,
     begin_token,
+    bundled_tokenizer,
     chat_templates,
     check_vocabulary,
     end_tokens,
@@ -85,6 +86,16 @@ def test_a_tokenizer_that_is_no_tokenizer_of_the_model_is_named(tmp_path: Path) 
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is not a tokenizer"):
         read_tokens(Checkpoint(tmp_path, {}, {}))
+
+
+def test_a_small_model_of_a_multimodal_family_lacks_rows_for_pictures(tmp_path: Path) -> None:
+    small = checkpoint(tmp_path / "t", WORDS, ["<eos>", "<image>"], size=5)
+    with pytest.raises(CheckpointError, match=r"token id 5 \('<image>'\).*vocab_size 5"):
+        read_tokens(small)
+    small.config["model_type"] = "gemma3_text"
+    assert read_tokens(small)[5] == "<image>"
+    bundled = HubTokenizer.from_buffer(bundled_tokenizer(small))
+    assert bundled.get_vocab_size() == 5
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/rag.jinja"])

@@ -25,7 +25,8 @@ from specrt_export.gguf.configuration import configuration
 from specrt_export.gguf.reader import GgufFile, read_gguf
 from specrt_export.gguf.vocabulary import Vocabulary
 from specrt_export.gguf.weights import GgufWeight, weights
-from specrt_export.safetensors_file import SINGLE, WeightBytes
+from specrt_export.hub_cache import SINGLE
+from specrt_export.safetensors_file import WeightBytes
 
 SLICE_BYTES = 16 << 20
 """Bytes of a weight that are in memory at a time."""

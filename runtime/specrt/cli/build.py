@@ -18,6 +18,7 @@ import click
 
 from specrt.bundle import BUILD_ROOT, read_manifest
 from specrt.cli.inspect import quality_lines
+from specrt.cli.names import checkpoint_source, fetch_sources, ready_recipe
 from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, SpecrtError, how_to_install, shortage
@@ -37,7 +38,8 @@ _TUNING_S = 600
 @click.option(
     "--target",
     metavar="CHECKPOINT",
-    help="Build without a recipe: a folder, a GGUF file or a hub name.",
+    help="Build without a recipe: a folder, a GGUF file, org/name of the hub, or org/name:Q8_0 for "
+    "one GGUF file there.",
 )
 @click.option("--draft", metavar="CHECKPOINT", help="With --target: what drafts for it.")
 @click.option(
@@ -96,7 +98,11 @@ def command(
     no_tune: bool, if_stale: bool, dry_run: bool, bandwidth: float | None, as_json: bool,
     write_recipe: Path | None, **pair: Any,
 ) -> None:  # fmt: skip
-    """Build the bundle of each RECIPE, or of checkpoints (default place: engines/build/NAME)."""
+    """Build the bundle of each RECIPE, or of checkpoints (default place: engines/build/NAME).
+
+    A RECIPE is a file, or the name of a pair that `specrt list` lists.
+    """
+    recipes = tuple(ready_recipe(str(recipe)) or recipe for recipe in recipes)
     if not dry_run and (as_json or bandwidth is not None):
         raise click.UsageError("--bandwidth and --json belong to --dry-run; add it")
     for name in ("target", "draft", "calibration"):
@@ -114,7 +120,9 @@ def command(
                 check_exporter()
             _check_place(write_recipe)
             with named_by_flags(write_recipe):
-                plan, text = pair_recipe(target, write_recipe, backend=backend, **pair)
+                named = {**pair, "draft": pair["draft"] and checkpoint_source(pair["draft"])}
+                source = checkpoint_source(target)
+                plan, text = pair_recipe(source, write_recipe, backend=backend, **named)
             _check_kept(text, write_recipe)
             plans = [(plan, _folder(plan, EngineOptions.backend))]
         else:
@@ -284,6 +292,7 @@ def build_bundle(
     """
     from specrt_export import builder
 
+    fetch_sources(plan)
     fresh = if_stale and builder.is_fresh(plan, place)
     reason = None if no_tune else _tuned_elsewhere(plan, place)
     # One whose build was interrupted while costs were measured is whole, but for them.

@@ -11,21 +11,39 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 import specrt
-from specrt.bundle import DEFAULT_BUNDLE, FORMAT, read_manifest
+from specrt.bundle import (
+    BUILD_ROOT,
+    DEFAULT_BUNDLE,
+    FILE_NAME,
+    FORMAT,
+    Manifest,
+    read_manifest,
+)
 from specrt.cli.build import build_bundle, installed, named_by_flags, pair_recipe
-from specrt.cli.options import GGUF, is_checkpoint, print_notices
+from specrt.cli.names import (
+    HubName,
+    fetch_missing,
+    find_checkpoint,
+    is_named_checkpoint,
+    ready_recipe,
+)
+from specrt.cli.options import GGUF, print_notices
 from specrt.engine.backends import check_versions, notices
 from specrt.engine.kernels import LAYOUT, missing_kernels
 from specrt.errors import BuildError, BundleError, CheckpointError, RequestError
 from specrt.system.doctor import check_exporter
+
+if TYPE_CHECKING:
+    from specrt_export.recipe import Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,35 +65,97 @@ def bundle_argument(command: F) -> F:
         "--draft",
         type=click.Path(path_type=Path),
         metavar="CHECKPOINT",
-        help="Where BUNDLE is a checkpoint, a GGUF file or a folder: what drafts for it. Both are "
-        "built into the cache on first use.",
+        help="Where BUNDLE is a checkpoint, a GGUF file, a folder or org/name of the hub: what "
+        "drafts for it. Both are built into the cache on first use.",
     )
     argument = click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
     return cast(F, argument(option(opened)))
 
 
 def bundle_of(path: Path, draft: Path | None = None) -> Path:
-    """Return the bundle at a path; of a checkpoint that in the cache, built if it is missing.
+    """Return the bundle at a path; of a pair or a checkpoint its bundle, built if it is missing.
 
     Raises: SpecrtError.
     """
-    if not is_checkpoint(path):
-        if draft is not None:
-            raise RequestError(
-                f"--draft is {str(draft)!r}, and {path} is no checkpoint: a bundle has the draft "
-                "that it was built with; leave --draft out, or give a GGUF file or a checkpoint's "
-                "folder in place of the bundle"
-            )
-        return path
-    if draft is not None and not is_checkpoint(draft):
-        raise CheckpointError(
-            f"--draft is {str(draft)!r}; expected a GGUF file or a checkpoint's folder on this "
-            "machine. `specrt build --target` also takes hub names"
+    recipe = ready_recipe(str(path))
+    if recipe is None and is_named_checkpoint(path):
+        return _of_checkpoints(path, draft)
+    if draft is not None:
+        raise RequestError(
+            f"--draft is {str(draft)!r}, and {path} is no checkpoint: a bundle has the draft "
+            "that it was built with; leave --draft out, or give a GGUF file or a checkpoint's "
+            "folder in place of the bundle"
         )
-    place = cache() / "bundles" / _name(path, draft)
+    if recipe is not None:
+        return _of_pair(recipe)
+    if not path.exists() and str(path) == path.name:
+        _check_pair_name(path.name)
+    return path
+
+
+def _check_pair_name(name: str) -> None:
+    """Refuse a name that is almost the one of a pair, unless a bundle is nearer."""
+    from specrt_export.ready_recipes import ready_recipes
+
+    near = get_close_matches(name, ready_recipes(), n=1)
+    if near and not (BUILD_ROOT / near[0] / FILE_NAME).exists():
+        raise BundleError(
+            f"there is no bundle and no pair {name!r}; did you mean {near[0]!r}? `specrt list` "
+            "lists all"
+        )
+
+
+def _of_checkpoints(target: Path, draft: Path | None) -> Path:
+    if draft is not None and not (is_named_checkpoint(draft) or ready_recipe(str(draft))):
+        raise CheckpointError(
+            f"--draft is {str(draft)!r}; expected a GGUF file or a checkpoint's folder, or "
+            "org/name of the hub"
+        )
+    found = [find_checkpoint(str(one)) for one in (target, draft) if one is not None]
+    place = cache() / "bundles" / _name(found[0].source, [one.path for one in found])
+
+    def plan() -> Recipe:
+        check_exporter()
+        with named_by_flags(None, "BUNDLE"):
+            drafts = found[1].source if draft is not None else None
+            return pair_recipe(found[0].source, draft=drafts)[0]
+
     if not _usable(place):
-        _build(path, draft, place)
+        _build(f"{target}, drafted for by {draft}," if draft else f"{target}", plan, place)
     return place
+
+
+def _of_pair(recipe: Path) -> Path:
+    """Return the bundle of a ready pair: what `make engines` built, or one in the cache."""
+    from specrt_export.ready_recipes import checkpoints_of, hub_names_of
+
+    name = recipe.parent.name
+    if _usable(BUILD_ROOT / name):
+        return BUILD_ROOT / name
+    remote = hub_names_of(recipe)
+    fetch_missing([HubName(one) for one in remote])
+    found = [
+        find_checkpoint(one).path if one in remote else recipe.parent / one
+        for one in checkpoints_of(recipe)
+    ]
+    place = cache() / "bundles" / _name(name, [recipe, *found])
+
+    def plan() -> Recipe:
+        from specrt_export.recipe import read_recipe
+
+        return read_recipe(recipe)
+
+    if not _usable(place):
+        _build(name, plan, place)
+    return place
+
+
+def bundles() -> Iterator[tuple[Path, Manifest]]:
+    """Yield the bundles in engines/build and in the cache."""
+    for place in (BUILD_ROOT, cache() / "bundles"):
+        for path in sorted(place.glob(f"*/{FILE_NAME}")):
+            with suppress(BundleError):
+                yield path.parent, read_manifest(path.parent)
 
 
 def cache() -> Path:
@@ -94,14 +174,15 @@ def cache() -> Path:
     return root / "specrt"
 
 
-def _name(path: Path, draft: Path | None) -> str:
+def _name(source: str, read: list[Path]) -> str:
     """Return a name that is another one whenever the bundle would be."""
     made = {
-        "checkpoints": [_identity(one) for one in (path, draft) if one is not None],
+        "checkpoints": [_identity(one) for one in read],
         "specrt": [specrt.__version__, FORMAT, LAYOUT, bool(missing_kernels())],
         "machine": platform.machine(),
     }
     key = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
+    path = Path(source)
     stem = path.stem if path.suffix == GGUF else path.resolve().name
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)[:80].lstrip('.') or 'pair'}-{key}"
 
@@ -139,20 +220,18 @@ def _usable(place: Path) -> bool:
     return True
 
 
-def _build(path: Path, draft: Path | None, place: Path) -> None:
+def _build(label: str, make_plan: Callable[[], Recipe], place: Path) -> None:
     """Build a bundle into the cache; of two processes one does.
 
     Raises: SpecrtError; nothing half-written is left.
     """
-    check_exporter()
-    with installed(), named_by_flags(None, "BUNDLE"):
-        plan, _ = pair_recipe(str(path), draft=None if draft is None else str(draft))
+    with installed():
+        plan = make_plan()
     with _locked(place):
         if _usable(place):
             return
-        pair = f"{path}, drafted for by {draft}," if draft else f"{path}"
         print(
-            f"note: {pair} is built once, into {place}; `rm -r {shlex.quote(str(place))}` removes "
+            f"note: {label} is built once, into {place}; `rm -r {shlex.quote(str(place))}` removes "
             "it",
             file=sys.stderr,
             flush=True,

@@ -22,6 +22,7 @@ from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.speculation.text_memory import DEFAULT_BYTES
+from specrt.system.memory import size
 from specrt.text.prompt_file import read_text
 
 API_KEY = "SPECRT_API_KEY"
@@ -427,17 +428,19 @@ _LEARNING_S = 2.0
 
 
 @contextmanager
-def progress(title: str, *, steady: bool = False) -> Iterator[Callable[[float | None, str], None]]:
+def progress(
+    title: str, *, steady: bool = False, total_bytes: int = 0
+) -> Iterator[Callable[[float | None, str], None]]:
     """Give a function that takes the share done and the stage, and show both on standard error.
 
     A share of None stands for one that is not known. Where the share is `steady`, growing with the
-    time that work takes, the time left is shown.
+    time that work takes, the time left is shown; of `total_bytes` the rate, too.
 
     At a terminal one line is rewritten; elsewhere each new stage prints a line, and so does a clock
     that ticks ever more slowly, with the seconds so far: a log shows that work goes on. A stage
     that begins with `warning: ` is a line that stays.
     """
-    line = ProgressLine(title, steady=steady)
+    line = ProgressLine(title, steady=steady, total_bytes=total_bytes)
     try:
         yield line.update
     finally:
@@ -447,9 +450,10 @@ def progress(title: str, *, steady: bool = False) -> Iterator[Callable[[float | 
 class ProgressLine:
     """The state behind `progress`."""
 
-    def __init__(self, title: str, *, steady: bool = False) -> None:
+    def __init__(self, title: str, *, steady: bool = False, total_bytes: int = 0) -> None:
         self._title = title
         self._steady = steady
+        self._total_bytes = total_bytes
         self._share: float | None = None
         self._stage = ""
         self._terminal = sys.stderr.isatty()
@@ -500,7 +504,10 @@ class ProgressLine:
         if not self._steady or took_s < _LEARNING_S or done <= 0 or self._share == 1:
             return ""
         left_s = took_s * (1 - share - done) / done
-        return f", about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'} left"
+        rate = f", {size(done * self._total_bytes / took_s)}/s" if self._total_bytes else ""
+        return (
+            f"{rate}, about {f'{left_s:.0f} s' if left_s < 100 else f'{left_s / 60:.0f} min'} left"
+        )
 
     def _print(self) -> None:
         share = "" if self._share is None else f"{self._share:4.0%} "

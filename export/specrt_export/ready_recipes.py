@@ -1,0 +1,32 @@
+"""The recipes that come with specrt, by name of their pair; read without what building needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PLACES = (Path(__file__).parents[2] / "engines", Path(__file__).parent / "engines")
+"""Where recipes are: in a clone, and in an installed package."""
+
+_CHECKPOINT = re.compile(r'^checkpoint = "(.+)"$', re.MULTILINE)
+
+
+def ready_recipes() -> dict[str, Path]:
+    """Return the recipe of each pair, by name."""
+    found = [path for place in _PLACES for path in sorted(place.glob("*/recipe.toml"))]
+    return {path.parent.name: path for path in found}
+
+
+def checkpoints_of(recipe: Path) -> list[str]:
+    """Return what a ready recipe names, the target first."""
+    return _CHECKPOINT.findall(recipe.read_text(encoding="utf-8"))
+
+
+def hub_names_of(recipe: Path) -> list[str]:
+    """Return those that are no folders beside the recipe."""
+    return [name for name in checkpoints_of(recipe) if not (recipe.parent / name).exists()]
+
+
+def ready_hub_names() -> set[str]:
+    """Return the models of the hub that any ready recipe names."""
+    return {name for recipe in ready_recipes().values() for name in hub_names_of(recipe)}
