@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.conftest import COMMAND, Run
-from specrt.cli.chat import Typed, next_typed
+from specrt.cli.message_reader import Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
@@ -29,7 +29,7 @@ from support.toy import TableEngine, generator, near, sentencepiece
 
 pytestmark = pytest.mark.usefixtures("opened")
 PARAMS = SamplingParams(max_tokens=12)
-FEW = ("--max-tokens", 12, "--gamma", 2)
+FEW = ("--max-tokens", 12, "--gamma", 2, "--temperature", 0)
 
 
 def answers(generator: Generator, *messages: str) -> str:
@@ -73,7 +73,7 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
 
 def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Generator) -> None:
     typed = b"/gamma 3\n/drafter ngram\nimport os\n/undo\n/system # x\\n\nimport os\n/reset\na\n"
-    ran = cli("chat", codelet, "--max-tokens", 12, stdin=typed + b"/gamma\n/quit\nimport sys\n")
+    ran = cli("chat", codelet, *FEW[:2], *FEW[4:], stdin=typed + b"/gamma\n/quit\nimport sys\n")
     assert ran.status == 0
     assert re.findall(r"^gamma: 3|^drafter: ngram|removed: .*", ran.err, re.M) == [
         "gamma: 3", "drafter: ngram", "removed: 'import os'", "gamma: 3",

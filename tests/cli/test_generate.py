@@ -19,8 +19,10 @@ from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 PROMPT = "def fibonacci(n):\n"
+GREEDY = ("--temperature", 0)
 STATISTICS = re.compile(
-    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| model, gamma 2: \d+ rounds, "
+    r"\[12 tokens, \d+ tokens/s, (?:estimated \d+\.\d times plain decoding(?:, slower)?, )?"
+    r"TTFT \d+\.\d ms \| cascade, gamma 2: \d+ rounds, "
     r"\d\.\d\d tokens per round, acceptance rate [01]\.\d\d \| length\]\n"
 )
 
@@ -35,7 +37,7 @@ def toy(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Generator:
 
 
 def test_text_and_one_line_of_statistics(cli: Run, codelet: Path, generator: Generator) -> None:
-    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12, "--gamma", 2)
+    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12, "--gamma", 2, *GREEDY)
     expected = generator.generate(PROMPT, SamplingParams(max_tokens=12))
     assert (ran.status, ran.out) == (0, expected.text + "\n")
     assert STATISTICS.fullmatch(ran.err)
@@ -55,7 +57,7 @@ def test_json_has_what_was_asked_for(cli: Run, codelet: Path) -> None:
 @pytest.mark.usefixtures("opened")
 def test_sources_of_a_prompt(cli: Run, codelet: Path, generator: Generator, tmp_path: Path) -> None:
     def text(*args: object, stdin: bytes = b"") -> str:
-        ran = cli("generate", codelet, "--max-tokens", 6, *args, stdin=stdin)
+        ran = cli("generate", codelet, "--max-tokens", 6, *GREEDY, *args, stdin=stdin)
         assert ran.status == 0, ran.err
         return ran.out
 
@@ -230,7 +232,7 @@ def test_a_completion_that_fails_stops_no_other(cli: Run, toy: Generator, tmp_pa
 def test_texts_of_one_run_are_drafted_in_the_next(cli: Run, codelet: Path, tmp_path: Path) -> None:
     file = tmp_path / "texts"
     asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 24, "--gamma", 4)
-    asked = (*asked, "--drafter", "ngram", "--json")
+    asked = (*asked, *GREEDY, "--drafter", "ngram", "--json")
 
     def ran(*more: object) -> tuple[str, list[str]]:
         found = json.loads(cli(*asked, *more).out)

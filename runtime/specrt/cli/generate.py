@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specrt.bundle import DEFAULT_BUNDLE, missing
 from specrt.cli.cache import bundle_argument
-from specrt.cli.comparison import PlainComparison, compare_with_plain, refuse_comparison
 from specrt.cli.options import (
     API_KEY,
     InputFile,
@@ -40,6 +39,9 @@ from specrt.params import Gamma, SamplingParams
 from specrt.speculation.pool import Models
 from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specrt.cli.comparison import PlainComparison
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def command(
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
     if compare:
+        from specrt.cli.comparison import compare_with_plain, refuse_comparison  # slow to import
+
         several = {"--n": params.n > 1, "--prompts": prompts, "--remote": remote}
         refuse_comparison(params, gamma, several)
     if prompt in (None, "-") and all(g is None for g in (prompt_file, prompt_ids, prompts)):
@@ -141,8 +145,10 @@ def command(
         print(echoed, end="", flush=True)
         interrupted = follow(stream, show=not as_json)
         note_full_context(generator, [stream.completion], params)
-        measured = partial(compare_with_plain, generator, bundle, source, params)
-        report(stream.completion, generator.models, as_json, measured if compare else None)
+        measured = (
+            partial(compare_with_plain, generator, bundle, source, params) if compare else None
+        )
+        report(stream.completion, generator.models, as_json, measured)
     return 130 if interrupted else 0
 
 
@@ -325,7 +331,7 @@ def _end_line(stream: Stream, show: bool) -> None:
         sys.stdout.flush()
 
 
-Measured = Callable[[Completion], PlainComparison | None]
+Measured = Callable[[Completion], "PlainComparison | None"]
 """Compares a completion with plain decoding."""
 
 
