@@ -5,17 +5,14 @@ BIN     := $(VENV)/bin
 PAIR    ?=
 BACKEND ?=
 ARGS    ?=
-ifeq ($(PAIR),itn)
-# A source with one right answer.
-PROMPT  ?= The crate weighs four point five kilograms and costs thirty two pounds and ten pence.
-PROMPTS := itn
-SAMPLING := --temperature 0
-else
-PROMPT  ?= def fibonacci(n):
-PROMPTS := code
-# Greedy decoding of a model this small soon repeats itself: ARGS='--temperature 0' shows it.
-SAMPLING := --temperature 0.7 --top-p 0.95 --seed 1
-endif
+PROMPTS := $(if $(filter itn,$(PAIR)),itn,code)
+# Without a PROMPT, `generate` shows what has one right answer.
+DEMO := $(if $(PROMPT),codelet,itn)
+define SOURCE
+The crate weighs four point five kilograms and costs thirty two pounds and ten pence. \
+It left Malmo at a quarter past eleven in the morning on the twenty sixth of May twenty twenty seven.
+endef
+PROMPT ?= $(SOURCE)
 # The value as it was given: a dollar sign in a prompt is a dollar sign.
 override PROMPT := $(value PROMPT)
 export PROMPT
@@ -95,9 +92,10 @@ engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights 
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || failed=$$?; \
 	  test $$failed -ne 130 || break; done; exit $$failed  # 130: Ctrl-C
 
-generate serve bench: PAIR := $(or $(PAIR),codelet)
-generate: engines ## complete PROMPT with the codelet pair, or PAIR
-	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
+generate: PAIR := $(or $(PAIR),$(DEMO))
+serve bench: PAIR := $(or $(PAIR),codelet)
+generate: engines ## write numbers of a text in digits; complete PROMPT with codelet, or PAIR
+	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(ARGS)
 
 serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:8080; ARGS="--port 9000"
 	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)

@@ -147,6 +147,64 @@ def test_one_note_where_the_context_has_no_room_for_the_limit(
 
 
 @pytest.mark.usefixtures("opened")
+def test_a_comparison_measures_plain_decoding(
+    cli: Run, codelet: Path, generator: Generator
+) -> None:
+    asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 20, "--compare")
+    for how in (("--gamma", 3), ("--drafter", "ngram", "--seed", 2)):
+        ran = cli(*asked, *how)
+        assert ran.status == 0
+        *_, line = ran.err.splitlines()
+        assert re.fullmatch(
+            r"\[measured in \d turns? .*\d times plain decoding, \d+ against \d+ tokens/s"
+            r"(, slower)?; the same text, token for token\]", line,
+        ), line  # fmt: skip
+    found = json.loads(cli(*asked, "--gamma", 3, "--json").out)["comparison"]
+    assert found["least"] <= found["speedup"] <= found["most"]
+    assert "nothing to compare" in cli(*asked, "--drafter", "none").err
+    for other in (("--n", 2), ("--gamma", 0), ("--verifier", "rejection"), ("--remote", "ws://a")):
+        assert "leave" in cli(*asked, *other).refusal
+
+
+@pytest.mark.usefixtures("opened", "believe_everything")
+def test_a_comparison_of_other_texts_tells_no_speed(cli: Run, codelet: Path) -> None:
+    ran = cli("generate", codelet, "--prompt", PROMPT, *GREEDY, "--max-tokens", 20, "--gamma", 4,
+              "--drafter", "model", "--compare")  # fmt: skip
+    assert ran.status == 2
+    assert "so no speed is reported; run `specrt verify" in ran.err
+    assert "measured" not in ran.err
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_terminal_shows_the_prompt_before_its_text(
+    cli: Run, codelet: Path, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("generate", codelet, "--prompt", PROMPT, *GREEDY, "--max-tokens", 6)
+    text = cli(*asked).out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli(*asked).out == PROMPT + text
+    monkeypatch.delenv("NO_COLOR")
+    assert cli(*asked).out == f"\x1b[2m{PROMPT}\x1b[0m{text}"
+    assert json.loads(cli(*asked, "--json").out)["text"] + "\n" == text
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_model_s_own_way_to_sample_holds_where_no_option_is_given(
+    cli: Run, codelet: Path, generator: Generator
+) -> None:
+    def text(*options: object) -> Any:
+        asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 20, "--seed", 5, "--json")
+        return json.loads(cli(*asked, *options).out)["text"]
+
+    assert generator.models.sampling == {"temperature": 0.7, "top_p": 0.95}
+    for options, given in (((), {}), (("--temperature", 0), {"temperature": 0.0}),
+                           (("--top-p", 0.3), {"top_p": 0.3})):  # fmt: skip
+        made = SamplingParams(max_tokens=20, seed=5, **{**generator.models.sampling, **given})
+        assert text(*options) == generator.generate(PROMPT, made).text
+
+
+@pytest.mark.usefixtures("opened")
 def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, codelet: Path) -> None:
     asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
     ran = cli("generate", codelet, "--prompt", "a", *asked)

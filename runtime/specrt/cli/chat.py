@@ -27,7 +27,7 @@ from specrt.cli.options import (
     shows_colours,
     text_memory_options,
 )
-from specrt.cli.statistics import rounds, speed, tally
+from specrt.cli.statistics import in_short, tally
 from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
@@ -138,7 +138,7 @@ class Talk:
                 _write("\n")
         told = [self._ending(stream.completion, stopped)]
         if self._interactive and stream.completion.token_ids:
-            told += [speed(self._answers[-1:], self._models), rounds(self._answers[-1:])]
+            told.insert(0, in_short(stream.completion, self._models))
         if any(told):
             _say(self._dim(f"[{' | '.join(filter(None, told))}]"))
 

@@ -22,7 +22,7 @@ def summary(completion: Completion, models: Models | None = None) -> str:
     return f"[{' | '.join(part for part in parts if part)}]"
 
 
-def tally(answers: Sequence[Completion], models: Models | None = None) -> str:
+def tally(answers: Sequence[Completion], models: Models) -> str:
     """Return the same of answers of a conversation, with what of their prompts was cached."""
     prompts, cached = (
         sum(getattr(a, n) for a in answers) for n in ("prompt_tokens", "cached_tokens")
@@ -33,7 +33,14 @@ def tally(answers: Sequence[Completion], models: Models | None = None) -> str:
     return " | ".join(filter(None, (line, rounds(answers))))
 
 
-def speed(answers: Sequence[Completion], models: Models | None = None) -> str:
+def in_short(answer: Completion, models: Models) -> str:
+    """Return how fast an answer was, and how many of the drafted tokens it kept."""
+    counts = answer.speculation
+    kept = f"acceptance rate {counts.acceptance_rate:.2f}" if counts.drafted else str(counts)
+    return ", ".join(filter(None, (speed([answer], models), kept)))
+
+
+def speed(answers: Sequence[Completion], models: Models | None) -> str:
     """Return tokens, tokens a second, and how many times as fast as plain decoding that is."""
     parts = [f"{sum(len(a.token_ids) for a in answers)} tokens"]
     if rate := _tokens_per_second(answers):
