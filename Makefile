@@ -6,13 +6,13 @@ PAIR    ?=
 BACKEND ?=
 ARGS    ?=
 PROMPTS := $(if $(filter itn,$(PAIR)),itn,code)
-# Without a PROMPT, `generate` shows what has one right answer.
-DEMO := $(if $(PROMPT),codelet,itn)
-define SOURCE
-The crate weighs four point five kilograms and costs thirty two pounds and ten pence. \
-It left Malmo at a quarter past eleven in the morning on the twenty sixth of May twenty twenty seven.
-endef
-PROMPT ?= $(SOURCE)
+# Without PROMPT and PAIR, `generate` shows a text with one right answer.
+DEMO := $(or $(PAIR),$(if $(filter undefined,$(origin PROMPT)),itn,codelet))
+ifeq ($(DEMO),itn)
+PROMPT ?= The crate weighs four point five kilograms and costs thirty two pounds and ten pence. It left at a quarter past eleven in the morning on the twenty sixth of May twenty twenty seven.
+else
+PROMPT ?= def fibonacci(n):
+endif
 # The value as it was given: a dollar sign in a prompt is a dollar sign.
 override PROMPT := $(value PROMPT)
 export PROMPT
@@ -92,10 +92,11 @@ engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights 
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || failed=$$?; \
 	  test $$failed -ne 130 || break; done; exit $$failed  # 130: Ctrl-C
 
-generate: PAIR := $(or $(PAIR),$(DEMO))
+generate: PAIR := $(DEMO)
 serve bench: PAIR := $(or $(PAIR),codelet)
 generate: engines ## write numbers of a text in digits; complete PROMPT with codelet, or PAIR
-	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(ARGS)
+	@$(if $(filter codelet,$(PAIR)),echo 'codelet is a stand-in for a real pair: its text looks like Python and means nothing' >&2)
+	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(or $(ARGS),$(if $(filter itn codelet,$(PAIR)),--compare))
 
 serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:8080; ARGS="--port 9000"
 	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)

@@ -292,8 +292,8 @@ class Completion:
         }
 
 
-FEWEST_PLAIN = 16
-"""Rounds that drafted nothing by which a plain step is known, where nothing was tuned."""
+FEWEST_ROUNDS = 16
+"""Rounds from which anything is estimated: the first ones of a process are slow."""
 
 
 def times_plain(completions: Sequence[Completion], costs: Costs | None) -> float | None:
@@ -310,7 +310,7 @@ def times_plain(completions: Sequence[Completion], costs: Costs | None) -> float
     if took <= 0 or not any(round_.drafted for round_ in log):
         return None
     passes = log if costs else [round_ for round_ in log if not round_.drafted]
-    if costs is None and len(passes) < FEWEST_PLAIN:
+    if len(passes) < FEWEST_ROUNDS:
         return None
     steps = sum(costs.verify(r.drafted) / costs.verify(0) if costs else 1.0 for r in passes)
     step = sum(r.verify_ns for r in passes) / steps

@@ -61,7 +61,8 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
     lines = saved.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == session.messages
     figures = (
-        r": (\d+) tokens, \d+ tokens/s, (?:estimated .*, )?TTFT \d+\.\d ms, \d+ of \d+ prompt tokens cached \| "
+        r": (\d+) tokens, \d+ tokens/s, (?:estimated .*, )?TTFT \d+\.\d ms, "
+        r"\d+ of \d+ prompt tokens cached \| "
         r"cascade, gamma (?:auto|\d+).*: \d+ rounds, \d\.\d\d tokens per round, "
         r"acceptance rate [01]\.\d\d\n"
     )

@@ -156,8 +156,8 @@ def test_a_comparison_measures_plain_decoding(
         assert ran.status == 0
         *_, line = ran.err.splitlines()
         assert re.fullmatch(
-            r"\[measured in \d turns? .*\d times plain decoding, \d+ against \d+ tokens/s"
-            r"(, slower)?; the same text, token for token\]", line,
+            r"\[measured: \d+\.\d\d times plain decoding( \(.* in \d turns\))?(, slower)?, "
+            r"\d+ against \d+ tokens/s; the same text, token for token\]", line,
         ), line  # fmt: skip
     found = json.loads(cli(*asked, "--gamma", 3, "--json").out)["comparison"]
     assert found["least"] <= found["speedup"] <= found["most"]

@@ -64,11 +64,11 @@ class PlainComparison:
     """Whether all texts are the same, in words."""
 
     def __str__(self) -> str:
-        plural = f"s ({self.least:.2f} to {self.most:.2f})" if self.turns > 1 else ""
+        turns = f" ({self.least:.2f} to {self.most:.2f} in {self.turns} turns)"
         return (
-            f"measured in {self.turns} turn{plural}: {self.speedup:.2f} times plain decoding, "
-            f"{self.tokens_per_second:.0f} against {self.plain_tokens_per_second:.0f} tokens/s"
-            f"{', slower' if self.speedup < 1 else ''}; {self.outputs}"
+            f"measured: {self.speedup:.2f} times plain decoding{turns if self.turns > 1 else ''}"
+            f"{', slower' if self.speedup < 1 else ''}, {self.tokens_per_second:.0f} against "
+            f"{self.plain_tokens_per_second:.0f} tokens/s; {self.outputs}"
         )
 
 
