@@ -140,7 +140,8 @@ class Talk:
         if self._interactive and stream.completion.token_ids:
             told.insert(0, in_short(stream.completion, self._models))
         if any(told):
-            _say(self._dim(f"[{' | '.join(filter(None, told))}]"))
+            line = f"[{' | '.join(filter(None, told))}]"
+            _say(dimmed(line) if sys.stderr.isatty() else line)
 
     def _ending(self, answer: Completion, stopped: bool) -> str:
         """Return what ended an answer before the model did."""
@@ -151,9 +152,6 @@ class Talk:
         context = self._session.context
         full = answer.prompt_tokens + len(answer.token_ids) > context
         return f"the context of {context} is full" if full else "the limit of --max-tokens"
-
-    def _dim(self, text: str) -> str:
-        return dimmed(text) if self._interactive else text
 
     def _show(self, stream: Stream) -> bool:
         """Print an answer as it is generated; return whether Ctrl-C stopped it."""

@@ -81,7 +81,7 @@ def pipe_reader() -> Read:
 def terminal_reader(*, keeps_history: bool) -> Read:
     """Return a reader of what is typed or pasted at a terminal, with editing and history.
 
-    Ctrl-C drops the line, and says how to leave.
+    Ctrl-C drops what was typed of a message, and says how to leave.
     """
     shown = sys.stdout.isatty()
     remember = _with_readline(keeps_history)
@@ -93,6 +93,8 @@ def terminal_reader(*, keeps_history: bool) -> Read:
             except UnicodeDecodeError as error:
                 raise RequestError(f"the line is not UTF-8: {error.reason}") from None
             except KeyboardInterrupt:
+                if prompt == MORE:
+                    raise RequestError("the message that was begun is dropped") from None
                 print("\n(Ctrl-D or /quit leaves)", file=sys.stderr, flush=True)
                 continue
             remember(text)
