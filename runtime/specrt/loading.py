@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
 import numpy as np
@@ -153,6 +153,8 @@ class OpenedDraft(NamedTuple):
     """None in a bundle without a draft model."""
     tokenizer: Tokenizer
     notices: list[str]
+    sampling: Mapping[str, Any] = MappingProxyType({})
+    """See `Models.sampling`."""
 
 
 def open_draft(
@@ -178,14 +180,16 @@ def open_draft(
     draft, cores = manifest.draft, _cores(threads)
     if draft is None or draft.kind:
         lacks = "has no draft model" if draft is None else "has a head, which needs its target here"
-        return OpenedDraft(None, tokenizer, [f"{opened.path} {lacks}: n-gram lookup drafts"])
+        return OpenedDraft(
+            None, tokenizer, [f"{opened.path} {lacks}: n-gram lookup drafts"], _sampling(opened)
+        )
     backend = backend_of(manifest, draft)
     backend.check_versions(opened.path, manifest.versions)
     if owns_process:
         backend.share_threads(cores)
     notice = backend.notice(manifest.versions)
     engine = _open_model(opened, draft, cores)
-    return OpenedDraft(engine, tokenizer, [notice] if notice else [])
+    return OpenedDraft(engine, tokenizer, [notice] if notice else [], _sampling(opened))
 
 
 def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> FusedRounds | None:
