@@ -5,16 +5,13 @@ BIN     := $(VENV)/bin
 PAIR    ?=
 BACKEND ?=
 ARGS    ?=
-ifeq ($(PAIR),itn)
-# A source with one right answer.
-PROMPT  ?= The crate weighs four point five kilograms and costs thirty two pounds and ten pence.
-PROMPTS := itn
-SAMPLING := --temperature 0
+PROMPTS := $(if $(filter itn,$(PAIR)),itn,code)
+# Without PROMPT and PAIR, `generate` shows a text with one right answer.
+DEMO := $(or $(PAIR),$(if $(filter undefined,$(origin PROMPT)),itn,codelet))
+ifeq ($(DEMO),itn)
+PROMPT ?= The crate weighs four point five kilograms and costs thirty two pounds and ten pence. It left at a quarter past eleven in the morning on the twenty sixth of May twenty twenty seven.
 else
-PROMPT  ?= def fibonacci(n):
-PROMPTS := code
-# Greedy decoding of a model this small soon repeats itself: ARGS='--temperature 0' shows it.
-SAMPLING := --temperature 0.7 --top-p 0.95 --seed 1
+PROMPT ?= def fibonacci(n):
 endif
 # The value as it was given: a dollar sign in a prompt is a dollar sign.
 override PROMPT := $(value PROMPT)
@@ -95,9 +92,11 @@ engines: $(VENV)/.runtime $(EXTRA) $(EXPORTER) ## build the pairs whose weights 
 	  $(BIN)/specrt build $$recipe --if-stale $(if $(BACKEND),--backend $(BACKEND)) || failed=$$?; \
 	  test $$failed -ne 130 || break; done; exit $$failed  # 130: Ctrl-C
 
-generate chat serve bench: PAIR := $(or $(PAIR),codelet)
-generate: engines ## complete PROMPT with the codelet pair, or PAIR
-	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(SAMPLING) $(ARGS)
+generate: PAIR := $(DEMO)
+chat serve bench: PAIR := $(or $(PAIR),codelet)
+generate: engines ## write numbers of a text in digits; complete PROMPT with codelet, or PAIR
+	@$(if $(filter codelet,$(PAIR)),echo 'codelet is a stand-in for a real pair: its text looks like Python and means nothing' >&2)
+	@$(BIN)/specrt generate $(BUNDLE) --prompt "$$PROMPT" $(or $(ARGS),$(if $(filter itn codelet,$(PAIR)),--compare))
 
 chat: engines ## talk with codelet, or PAIR; ARGS="--show-draft"
 	@$(BIN)/specrt chat $(BUNDLE) $(ARGS)

@@ -215,7 +215,7 @@ def test_files_and_classes_have_names_of_their_own() -> None:
 def test_a_token_passes_few_files(generator: Generator) -> None:
     """Those whose functions run between two chunks; the command that prints them is one more."""
     params = SamplingParams(max_tokens=120, ignore_eos=True)
-    stream = generator.stream([57] * 20, params, gamma="auto")
+    stream = generator.stream([57] * 20, params, gamma="auto", drafter="model")
     next(stream)
     passed = set()
     sys.setprofile(lambda frame, event, _: passed.add(frame.f_code.co_filename))

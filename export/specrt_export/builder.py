@@ -388,6 +388,7 @@ def _manifest(
         files={p.relative_to(folder).as_posix(): hash_file(p) for p in files},
         task=task,
         decoder_start=decoder_start(checkpoint, task),
+        drafter=options.drafter,
     )
 
 

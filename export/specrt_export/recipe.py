@@ -16,6 +16,7 @@ from specrt.errors import CheckpointError, RecipeError, first_line
 from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.records import read
+from specrt.speculation.drafters import available_drafters
 from specrt.system.doctor import best_backend
 from specrt_export.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.compiler_spec import COMPILERS, CompilerSpec
@@ -335,6 +336,12 @@ def _engine(recipe: Recipe) -> Problems:
     yield (
         e.gamma not in (AUTO, 0, *e.gammas),
         f"engine.gamma is {e.gamma}; expected {AUTO!r}, 0 or one of engine.gammas {list(e.gammas)}",
+    )
+    drafters = available_drafters(has_model=recipe.draft is not None)
+    yield (
+        e.drafter not in ("", *drafters),
+        f"engine.drafter is {e.drafter!r}; expected one of {', '.join(drafters)}"
+        + ("" if recipe.draft else ", without [draft]"),
     )
     yield (
         e.prefill > e.max_length,

@@ -84,6 +84,9 @@ class EngineOptions:
     """Every gamma a verify pass is built for; 0 always is."""
     gamma: Gamma = AUTO
     """The gamma used when none is asked for; `auto` chooses one each round."""
+    drafter: str = ""
+    """The drafter used when none is asked for and `specrt tune` found no other; when empty the
+    draft model, or lookup without one."""
 
     @property
     def widest(self) -> int:

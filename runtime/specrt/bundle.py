@@ -279,6 +279,8 @@ class Manifest:
     """One of `TASKS`."""
     decoder_start: tuple[int, ...] = ()
     """Tokens that a text of an encoder-decoder begins with; its prompt is the source."""
+    drafter: str = ""
+    """The default drafter where tuning chose none; the draft model, or else lookup, when empty."""
 
     @property
     def max_width(self) -> int:

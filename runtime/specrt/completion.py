@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from specrt.params import AUTO, Gamma
 from specrt.records import shown
 from specrt.sampling.distribution import Entry
+from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import NO_DRAFTER
 from specrt.speculation.round import Round
 
@@ -289,6 +290,33 @@ class Completion:
             **_ranks_json("logprobs", self.logprobs),
             **_ranks_json("prompt_logprobs", self.prompt_logprobs),
         }
+
+
+FEWEST_ROUNDS = 16
+"""Rounds from which anything is estimated: the first ones of a process are slow."""
+
+
+def times_plain(completions: Sequence[Completion], costs: Costs | None) -> float | None:
+    """Estimate how many times as fast as plain decoding texts were made; None where nothing tells.
+
+    A plain step would have taken as much less than these verify passes as tuned costs say, or,
+    without any, as long as the rounds here that drafted nothing; and as long outside the passes
+    as a round. `completions` ran one after the other, each alone. It is no measurement: for one
+    `generate --compare` and `specrt bench` decode plainly, too.
+    """
+    log = [round_ for done in completions for round_ in done.speculation.log]
+    arrivals = [done.timings.arrivals for done in completions if done.timings.arrivals]
+    took = sum(each[-1][0] - each[0][0] for each in arrivals)
+    if took <= 0 or not any(round_.drafted for round_ in log):
+        return None
+    passes = log if costs else [round_ for round_ in log if not round_.drafted]
+    if len(passes) < FEWEST_ROUNDS:
+        return None
+    steps = sum(costs.verify(r.drafted) / costs.verify(0) if costs else 1.0 for r in passes)
+    step = sum(r.verify_ns for r in passes) / steps
+    outside = max(0, took - sum(r.draft_ns + r.verify_ns for r in log)) / len(log)
+    tokens = sum(count for each in arrivals for _, count in each[1:])
+    return tokens * (step + outside) / took
 
 
 def _ranks_json(name: str, entries: Sequence[Entry | None] | None) -> dict[str, Any]:

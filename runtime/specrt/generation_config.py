@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,10 @@ _WITHOUT_EFFECT: Mapping[str, Any] = {
 """Settings that are not honoured, each with the value at which that changes nothing."""
 
 
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+"""Settings of how to sample, by the same names."""
+
+
 class GenerationConfig(NamedTuple):
     """The settings of one file, for a text that begins with so many tokens."""
 
@@ -33,6 +38,21 @@ class GenerationConfig(NamedTuple):
     """Sampling parameters, for requests that leave them out."""
     notices: list[str]
     """Remarks for the user, a line each."""
+
+
+def read_sampling(path: Path, data: bytes) -> dict[str, Any]:
+    """Read how a model is meant to be sampled, as sampling parameters; nothing where greedily.
+
+    Raises: BundleError for what is no JSON, and for values that cannot be.
+    """
+    with _readable(path):
+        found = _object(data)
+        if not found.get("do_sample"):
+            return {}
+        given = {name: found[name] for name in _SAMPLING if found.get(name) is not None}
+        sampling = {"temperature": 1.0, **given}
+        SamplingParams(**sampling)
+        return sampling
 
 
 def read_generation_config(
@@ -44,19 +64,12 @@ def read_generation_config(
     behind a single one.
     Raises: BundleError for what is no JSON, and for values that cannot be.
     """
-    try:
-        found = json.loads(data)
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}; expected an object")
+    with _readable(path):
+        found = _object(data)
         options = _options(found, start)
         beams = _whole(found, "num_beams", 1)
         _check_ids(options, vocabulary)
         SamplingParams(**options, max_tokens=max(1, options.get("min_tokens", 0)))
-    except (ValueError, RecursionError, RequestError) as error:
-        raise BundleError(
-            f"{path} cannot be read ({error}); correct it in the checkpoint, and build the bundle "
-            "again"
-        ) from None
     notices = []
     if beams > 1:
         notices.append(
@@ -69,6 +82,24 @@ def read_generation_config(
             f"the checkpoint's generation config has {', '.join(left_out)}, which is not honoured"
         )
     return GenerationConfig(options, notices)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, RecursionError, RequestError) as error:
+        raise BundleError(
+            f"{path} cannot be read ({error}); correct it in the checkpoint, and build the bundle "
+            "again"
+        ) from None
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    found = json.loads(data)
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}; expected an object")
+    return found
 
 
 def _options(found: Mapping[str, Any], start: int) -> dict[str, Any]:

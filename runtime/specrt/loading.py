@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, SupportsIndex, TypeGuard
 
 import numpy as np
@@ -27,7 +27,7 @@ from specrt.engine.backends import (
 from specrt.engine.head_engine import trimmed
 from specrt.engine.protocol import ConditionedEngine, Engine, FusedRounds, block_of
 from specrt.errors import BundleError, RequestError
-from specrt.generation_config import GenerationConfig, read_generation_config
+from specrt.generation_config import GenerationConfig, read_generation_config, read_sampling
 from specrt.generator import Generator, Prompt, prompt_tokens
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.records import shown
@@ -97,7 +97,7 @@ def load(
         draft,
         manifest.gammas,
         gamma=_default_gamma(manifest, tuning),
-        drafter=_default_drafter(draft, tuning),
+        drafter=_default_drafter(manifest, draft, tuning),
         costs=tuning.costs if tuning else None,
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
@@ -105,6 +105,7 @@ def load(
         decoder_start=manifest.decoder_start,
         features=(encoder.features, encoder.frames) if encoder and encoder.features else None,
         options=config.options,
+        sampling=_sampling(opened),
         block=None if draft is None else block_of(draft),
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
@@ -136,6 +137,15 @@ def _generation_config(bundle: Bundle) -> GenerationConfig:
     )
 
 
+def _sampling(bundle: Bundle) -> dict[str, Any]:
+    """Return how the checkpoint is meant to be sampled.
+
+    Raises: BundleError for a generation config that cannot be.
+    """
+    held = bundle.held.get(GENERATION_CONFIG)
+    return {} if held is None else read_sampling(bundle.file(GENERATION_CONFIG), bytes(held.data))
+
+
 class OpenedDraft(NamedTuple):
     """What a device needs whose target is a server's."""
 
@@ -143,6 +153,8 @@ class OpenedDraft(NamedTuple):
     """None in a bundle without a draft model."""
     tokenizer: Tokenizer
     notices: list[str]
+    sampling: Mapping[str, Any] = MappingProxyType({})
+    """See `Models.sampling`."""
 
 
 def open_draft(
@@ -168,14 +180,16 @@ def open_draft(
     draft, cores = manifest.draft, _cores(threads)
     if draft is None or draft.kind:
         lacks = "has no draft model" if draft is None else "has a head, which needs its target here"
-        return OpenedDraft(None, tokenizer, [f"{opened.path} {lacks}: n-gram lookup drafts"])
+        return OpenedDraft(
+            None, tokenizer, [f"{opened.path} {lacks}: n-gram lookup drafts"], _sampling(opened)
+        )
     backend = backend_of(manifest, draft)
     backend.check_versions(opened.path, manifest.versions)
     if owns_process:
         backend.share_threads(cores)
     notice = backend.notice(manifest.versions)
     engine = _open_model(opened, draft, cores)
-    return OpenedDraft(engine, tokenizer, [notice] if notice else [])
+    return OpenedDraft(engine, tokenizer, [notice] if notice else [], _sampling(opened))
 
 
 def _whole_rounds(manifest: Manifest, target: Engine, draft: Engine | None) -> FusedRounds | None:
@@ -203,13 +217,14 @@ def _plain(tuning: Tuning) -> bool:
     return bool(tuning.drafter) and not DRAFTERS[tuning.drafter].policies
 
 
-def _default_drafter(draft: Engine | None, tuning: Tuning | None) -> str:
-    """Return the drafter that tuning found best, empty where it cannot run.
+def _default_drafter(manifest: Manifest, draft: Engine | None, tuning: Tuning | None) -> str:
+    """Return the drafter that tuning found best, else the recipe's; empty where neither can run.
 
     Where plain decoding was best the default gamma is 0, and a request with another gamma drafts.
     """
-    best = tuning.drafter if tuning else ""
-    return best if best in available_drafters(has_model=draft is not None) else ""
+    known = available_drafters(has_model=draft is not None)
+    wanted = (tuning.drafter if tuning else "", manifest.drafter)
+    return next((name for name in wanted if name in known), "")
 
 
 def _no_room(manifest: Manifest, most: int | None) -> str | None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.errors import BundleError, RequestError
-from specrt.generation_config import GenerationConfig, read_generation_config
+from specrt.generation_config import GenerationConfig, read_generation_config, read_sampling
 from specrt.params import SamplingParams
 from specrt.sampling.processors import build_processors
 from specrt.text.tokenizer import Tokenizer
@@ -114,6 +114,19 @@ def test_a_config_that_cannot_be_is_refused_in_a_line(config: Any, words: str) -
         read(config)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith("generation_config.json cannot be read (")
+
+
+def test_how_a_model_is_sampled_is_read_where_it_is_sampled() -> None:
+    def sampling(**config: Any) -> dict[str, Any]:
+        return read_sampling(PATH, json.dumps(config).encode())
+
+    assert sampling(temperature=0.6) == sampling(do_sample=False, top_p=0.9) == {}
+    assert sampling(do_sample=True) == {"temperature": 1.0}
+    given = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0, "repetition_penalty": 1.1}
+    assert sampling(do_sample=True, max_length=9, **given) == given
+    for wrong in ({"temperature": "hot"}, {"top_p": 7}, {"top_k": 20.5}):
+        with pytest.raises(BundleError, match=f"cannot be read .{next(iter(wrong))} is "):
+            sampling(do_sample=True, **wrong)
 
 
 def greedy(tokenizer: Tokenizer, given: Sequence[tuple[str, Any]] = (), **options: Any) -> Any:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.conftest import COMMAND, Run
-from specrt.cli.chat import Typed, next_typed
+from specrt.cli.message_reader import History, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
@@ -29,7 +29,7 @@ from support.toy import TableEngine, generator, near, sentencepiece
 
 pytestmark = pytest.mark.usefixtures("opened")
 PARAMS = SamplingParams(max_tokens=12)
-FEW = ("--max-tokens", 12, "--gamma", 2)
+FEW = ("--max-tokens", 12, "--gamma", 2, "--temperature", 0)
 
 
 def answers(generator: Generator, *messages: str) -> str:
@@ -61,8 +61,9 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
     lines = saved.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == session.messages
     figures = (
-        r": (\d+) tokens, \d+ tokens/s, TTFT \d+\.\d ms, \d+ of \d+ prompt tokens cached \| "
-        r"model, gamma (?:auto|\d+).*: \d+ rounds, \d\.\d\d tokens per round, "
+        r": (\d+) tokens, \d+ tokens/s, (?:estimated .*, )?TTFT \d+\.\d ms, "
+        r"\d+ of \d+ prompt tokens cached \| "
+        r"cascade, gamma (?:auto|\d+).*: \d+ rounds, \d\.\d\d tokens per round, "
         r"acceptance rate [01]\.\d\d\n"
     )
     assert re.findall(f"(this answer|the session){figures}", ran.err) == [
@@ -73,10 +74,13 @@ def test_a_template_makes_messages_of_lines_and_stats_are_told(
 
 def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Generator) -> None:
     typed = b"/gamma 3\n/drafter ngram\nimport os\n/undo\n/system # x\\n\nimport os\n/reset\na\n"
-    ran = cli("chat", codelet, "--max-tokens", 12, stdin=typed + b"/gamma\n/quit\nimport sys\n")
+    typed += b'/system\n/system ""\n/temperature\n/temperature 0.5\n'
+    ran = cli("chat", codelet, *FEW[:2], *FEW[4:], stdin=typed + b"/gamma\n/quit\nimport sys\n")
     assert ran.status == 0
-    assert re.findall(r"^gamma: 3|^drafter: ngram|removed: .*", ran.err, re.M) == [
-        "gamma: 3", "drafter: ngram", "removed: 'import os'", "gamma: 3",
+    told = r"^gamma: 3|^drafter: ngram|removed: .*|.*system.*|^temp.*"
+    assert re.findall(told, ran.err, re.M) == [
+        "gamma: 3", "drafter: ngram", "removed: 'import os'", "system: # x\\n", "system: # x\\n",
+        "there is no system message", "temperature: 0, greedy", "temperature: 0.5", "gamma: 3",
     ]  # fmt: skip
     session = Session(generator, system="# x\\n", params=PARAMS)
     expected = answers(generator, "import os") + session.generate("import os").text + "\n"
@@ -90,6 +94,8 @@ def test_commands_change_what_follows(cli: Run, codelet: Path, generator: Genera
         (b"/stat", "there is no command '/stat'; did you mean '/stats'?"),
         (b"/gamma 99", "gamma 99 is not among those"),
         (b"/undo", "there is nothing to undo"),
+        (b"/temperature hot", "'hot' is not a number; expected a temperature"),
+        (b"/temperature -1", "temperature is -1"),
         (b"/save /nowhere/f", "/nowhere/f cannot be written: there is no folder /nowhere"),
         (b"/show-draft", "standard output is not a terminal"),
         (b"\xff", "line 1 of standard input is not UTF-8: byte 0xff at offset 0"),
@@ -111,15 +117,31 @@ def test_a_message_that_never_ends_is_an_error(cli: Run, codelet: Path) -> None:
     assert 'the input ended in a message that """ keeps open' in ran.err
 
 
-def test_ctrl_c_at_the_prompt_leaves(
+def test_ctrl_c_at_the_prompt_drops_the_line(
     cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def typed(_: str) -> str:
-        raise KeyboardInterrupt
+    monkeypatch.setattr("builtins.input", Mock(side_effect=[KeyboardInterrupt, "/gamma", EOFError]))
+    ran = cli("chat", codelet, "--no-history", terminal=True)
+    assert (ran.status, ran.out) == (0, "")
+    assert re.search(r"Ctrl-D or /quit leaves.*\ngamma: auto, the bundle's default\n", ran.err)
 
-    monkeypatch.setattr("builtins.input", typed)
-    ran = cli("chat", codelet, terminal=True)
-    assert (ran.status, ran.out) == (130, "")
+
+def test_history_is_bounded_private_and_shared(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "specrt" / "history"
+    first, second = History(path), History(path)
+    assert [first.add(text) for text in ("a\nb", "a\nb", " ", "x" * 5000)] == [True, *[False] * 3]
+    assert second.add("é")
+    assert first.texts == second.texts == ["a\nb", "é"]
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    path.write_text("\n".join(['"old"', *['"x"'] * History.MOST]))
+    assert first.add("new")
+    assert (len(first.texts), first.texts[-1], first.texts[0]) == (History.MOST, "new", "x")
+    for damaged in ("{", "[" * 100_000, "1\n"):
+        path.write_text(damaged)
+        assert History(path).texts == []
+    nowhere = History(Path(os.devnull) / "history")
+    assert nowhere.add("a")
+    assert nowhere.texts == []
 
 
 def test_a_file_is_never_half_written(
@@ -177,11 +199,11 @@ def test_spans_of_words_keep_their_spaces(tmp_path: Path) -> None:
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
     leader, follower = pty.openpty()
-    asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4")
+    asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4", "--no-history")
     process = subprocess.Popen(
         [*COMMAND, "chat", str(codelet), "--threads", "1", *asked],
         stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
-        env={**os.environ, "TERM": "dumb", "NO_COLOR": ""},
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": ""},
     )  # fmt: skip
     os.close(follower)
     seen = ""
@@ -202,7 +224,11 @@ def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Pa
         until(r"import os\r\n.*\x1b\[32mgreen")
         until(r"\x1b\[32m")
         process.send_signal(signal.SIGINT)
-        until(r"\[stopped\]\r\n(?s:.)*>>> ")
+        until(r"tokens/s.*, acceptance rate .* \| stopped\](?s:.)*>>> ")
+        os.write(leader, b"\x1b[200~/a\ndef b():\x1b[201~\n")  # pasted
+        until(r"tokens/s.*\| the limit of --max-tokens\](?s:.)*>>> ")
+        os.write(leader, b"/undo\n")
+        until(r"removed: '/a\\ndef b\(\):'(?s:.)*>>> ")
         os.write(leader, b"/undo\n")
         until("removed: 'import os'(?s:.)*>>> ")
         os.write(leader, b"\x04")  # Ctrl-D

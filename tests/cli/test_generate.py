@@ -19,8 +19,10 @@ from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
 PROMPT = "def fibonacci(n):\n"
+GREEDY = ("--temperature", 0)
 STATISTICS = re.compile(
-    r"\[12 tokens, \d+ tokens/s, TTFT \d+\.\d ms \| model, gamma 2: \d+ rounds, "
+    r"\[12 tokens, \d+ tokens/s, (?:estimated \d+\.\d times plain decoding(?:, slower)?, )?"
+    r"TTFT \d+\.\d ms \| cascade, gamma 2: \d+ rounds, "
     r"\d\.\d\d tokens per round, acceptance rate [01]\.\d\d \| length\]\n"
 )
 
@@ -35,7 +37,7 @@ def toy(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Generator:
 
 
 def test_text_and_one_line_of_statistics(cli: Run, codelet: Path, generator: Generator) -> None:
-    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12, "--gamma", 2)
+    ran = cli("generate", codelet, "--prompt", PROMPT, "--max-tokens", 12, "--gamma", 2, *GREEDY)
     expected = generator.generate(PROMPT, SamplingParams(max_tokens=12))
     assert (ran.status, ran.out) == (0, expected.text + "\n")
     assert STATISTICS.fullmatch(ran.err)
@@ -55,7 +57,7 @@ def test_json_has_what_was_asked_for(cli: Run, codelet: Path) -> None:
 @pytest.mark.usefixtures("opened")
 def test_sources_of_a_prompt(cli: Run, codelet: Path, generator: Generator, tmp_path: Path) -> None:
     def text(*args: object, stdin: bytes = b"") -> str:
-        ran = cli("generate", codelet, "--max-tokens", 6, *args, stdin=stdin)
+        ran = cli("generate", codelet, "--max-tokens", 6, *GREEDY, *args, stdin=stdin)
         assert ran.status == 0, ran.err
         return ran.out
 
@@ -145,6 +147,64 @@ def test_one_note_where_the_context_has_no_room_for_the_limit(
 
 
 @pytest.mark.usefixtures("opened")
+def test_a_comparison_measures_plain_decoding(
+    cli: Run, codelet: Path, generator: Generator
+) -> None:
+    asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 20, "--compare")
+    for how in (("--gamma", 3), ("--drafter", "ngram", "--seed", 2)):
+        ran = cli(*asked, *how)
+        assert ran.status == 0
+        *_, line = ran.err.splitlines()
+        assert re.fullmatch(
+            r"\[measured: \d+\.\d\d times plain decoding( \(.* in \d turns\))?(, slower)?, "
+            r"\d+ against \d+ tokens/s; the same text, token for token\]", line,
+        ), line  # fmt: skip
+    found = json.loads(cli(*asked, "--gamma", 3, "--json").out)["comparison"]
+    assert found["least"] <= found["speedup"] <= found["most"]
+    assert "nothing to compare" in cli(*asked, "--drafter", "none").err
+    for other in (("--n", 2), ("--gamma", 0), ("--verifier", "rejection"), ("--remote", "ws://a")):
+        assert "leave" in cli(*asked, *other).refusal
+
+
+@pytest.mark.usefixtures("opened", "believe_everything")
+def test_a_comparison_of_other_texts_tells_no_speed(cli: Run, codelet: Path) -> None:
+    ran = cli("generate", codelet, "--prompt", PROMPT, *GREEDY, "--max-tokens", 20, "--gamma", 4,
+              "--drafter", "model", "--compare")  # fmt: skip
+    assert ran.status == 2
+    assert "so no speed is reported; run `specrt verify" in ran.err
+    assert "measured" not in ran.err
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_terminal_shows_the_prompt_before_its_text(
+    cli: Run, codelet: Path, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("generate", codelet, "--prompt", PROMPT, *GREEDY, "--max-tokens", 6)
+    text = cli(*asked).out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli(*asked).out == PROMPT + text
+    monkeypatch.delenv("NO_COLOR")
+    assert cli(*asked).out == f"\x1b[2m{PROMPT}\x1b[0m{text}"
+    assert json.loads(cli(*asked, "--json").out)["text"] + "\n" == text
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_model_s_own_way_to_sample_holds_where_no_option_is_given(
+    cli: Run, codelet: Path, generator: Generator
+) -> None:
+    def text(*options: object) -> Any:
+        asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 20, "--seed", 5, "--json")
+        return json.loads(cli(*asked, *options).out)["text"]
+
+    assert generator.models.sampling == {"temperature": 0.7, "top_p": 0.95}
+    for options, given in (((), {}), (("--temperature", 0), {"temperature": 0.0}),
+                           (("--top-p", 0.3), {"top_p": 0.3})):  # fmt: skip
+        made = SamplingParams(max_tokens=20, seed=5, **{**generator.models.sampling, **given})
+        assert text(*options) == generator.generate(PROMPT, made).text
+
+
+@pytest.mark.usefixtures("opened")
 def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, codelet: Path) -> None:
     asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
     ran = cli("generate", codelet, "--prompt", "a", *asked)
@@ -230,7 +290,7 @@ def test_a_completion_that_fails_stops_no_other(cli: Run, toy: Generator, tmp_pa
 def test_texts_of_one_run_are_drafted_in_the_next(cli: Run, codelet: Path, tmp_path: Path) -> None:
     file = tmp_path / "texts"
     asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 24, "--gamma", 4)
-    asked = (*asked, "--drafter", "ngram", "--json")
+    asked = (*asked, *GREEDY, "--drafter", "ngram", "--json")
 
     def ran(*more: object) -> tuple[str, list[str]]:
         found = json.loads(cli(*asked, *more).out)

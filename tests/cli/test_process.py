@@ -109,7 +109,7 @@ def test_a_reader_that_left_is_told_nothing(
 def test_a_dash_is_standard_input(codelet: Path, option: str) -> None:
     text = "import os\n"
     given = json.dumps({"prompt": text}) if option == "--prompts" else text
-    asked = ("--max-tokens", "2", "--threads", "1", "--json")
+    asked = ("--max-tokens", "2", "--threads", "1", "--temperature", "0", "--json")
     found = [
         json.loads(run(*COMMAND, "generate", str(codelet), *words, *asked, input=stdin).stdout)
         for words, stdin in (((option, "-"), given.encode()), (("--prompt", text), b""))

@@ -38,7 +38,7 @@ def started(
         for line in process.stderr:
             said += line
             if found := re.search(r"serving codelet at (http://\S+)/v1", line):
-                assert "drafter model, gamma auto; 1 request runs" in said
+                assert "drafter cascade, gamma auto; 1 request runs" in said
                 assert "specrt tune" in said
                 yield found[1], process
                 return

@@ -76,6 +76,10 @@ def test_prompts_give_defaults_that_are_used(cli: Run, bundle: Path, four_prompt
         for gamma, used in ((None, 0), (4, 4)):
             counts = generator.generate("import os\n", params, gamma=gamma).speculation
             assert (counts.gamma, counts.drafted > 0) == (used, used > 0)
+    for tuned, default in (("", "cascade"), ("ngram", "ngram")):  # the recipe names cascade
+        place.write_text(json.dumps({**record, "drafter": tuned}))
+        with specrt.load(bundle, threads=1) as generator:
+            assert generator.models.drafter == default
     record["machine"]["cpu"] = "Abacus"
     place.write_text(json.dumps(record))
     ran = cli("generate", bundle, "--prompt", "import os\n", "--max-tokens", 4, "--threads", 1)

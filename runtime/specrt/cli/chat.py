@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from types import FrameType
 from typing import Any, NamedTuple
 
 import click
 
 from specrt.cli.cache import bundle_argument
+from specrt.cli.message_reader import Read, Typed, next_typed, pipe_reader, terminal_reader
 from specrt.cli.options import (
     TextMemoryOptions,
+    as_model_samples,
     completion_options,
+    dimmed,
     print_notices,
     read_params,
+    shows_colours,
     text_memory_options,
 )
-from specrt.completion import Chunk, Completion, SpeculationStats, Stream
+from specrt.cli.statistics import in_short, tally
+from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import RequestError, SpecrtError, did_you_mean
 from specrt.generator import Generator
 from specrt.held_file import replacing
@@ -35,7 +38,6 @@ from specrt.session import Session
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text.chat_template import ChatTemplate, Message, NoTemplateError, read_template
 from specrt.text.detokenizer import DraftedSpans
-from specrt.text.prompt_file import decode_utf8
 from specrt.text.tokenizer import Tokenizer
 
 
@@ -65,82 +67,6 @@ class Interruption:
         self.arrived = True
 
 
-PROMPT, MORE = ">>> ", "... "
-
-_QUOTES = '"""'
-
-Read = Callable[[str], str]
-"""Shows a prompt and returns a line; raises EOFError at the end."""
-
-
-class Typed(NamedTuple):
-    """A message or a command."""
-
-    text: str
-    command: bool = False
-
-
-def next_typed(read: Read) -> Typed:
-    r"""Read a message or a command.
-
-    A line that ends in a backslash continues in the next. Text after three quotes continues to the
-    next three, and is a message even where it begins with a slash.
-    Raises: EOFError at the end, RequestError for input that is not UTF-8 or ends in a message.
-    """
-    line = read(PROMPT)
-    if line.startswith(_QUOTES):
-        return Typed(_quoted(line[len(_QUOTES) :], read))
-    if line.startswith("/"):
-        return Typed(line, command=True)
-    while line.endswith("\\"):
-        line = f"{line[:-1]}\n{_more(read, 'a backslash')}"
-    return Typed(line)
-
-
-def _quoted(text: str, read: Read) -> str:
-    while not text.endswith(_QUOTES):
-        text += "\n" + _more(read, _QUOTES)
-    return text[: -len(_QUOTES)]
-
-
-def _more(read: Read, opened: str) -> str:
-    try:
-        return read(MORE)
-    except EOFError:
-        raise RequestError(f"the input ended in a message that {opened} keeps open") from None
-
-
-def terminal_reader() -> Read:
-    """Return a reader of lines typed at a terminal, with editing and history."""
-    with suppress(ImportError):
-        import readline  # noqa: F401  (input() uses it once it is there)
-    shown = sys.stdout.isatty()
-
-    def read(prompt: str) -> str:
-        try:
-            return input(prompt if shown else "")
-        except UnicodeDecodeError as error:
-            raise RequestError(f"the line is not UTF-8: {error.reason}") from None
-
-    return read
-
-
-def pipe_reader() -> Read:
-    """Return a reader of the lines of standard input, without a prompt."""
-    number = 0
-
-    def read(_: str) -> str:
-        nonlocal number
-        line = sys.stdin.buffer.readline()
-        if not line:
-            raise EOFError
-        number += 1
-        text = decode_utf8(line, f"line {number} of standard input")
-        return text.removesuffix("\n").removesuffix("\r")
-
-    return read
-
-
 _GREEN, _RESET = "\x1b[32m", "\x1b[0m"
 
 LEGEND = f"{_GREEN}green{_RESET}: drafted and accepted; plain: the target's own"
@@ -162,39 +88,6 @@ class Painter:
         return shown
 
 
-def tally(answers: Sequence[Completion]) -> str:
-    """Return tokens, times, rounds and cached tokens of one answer or several."""
-    tokens = sum(len(a.token_ids) for a in answers)
-    prompts, cached = (
-        sum(getattr(a, n) for a in answers) for n in ("prompt_tokens", "cached_tokens")
-    )
-    ttfts = [a.timings.ttft_ms for a in answers if a.timings.arrivals]
-    parts = [f"{tokens} tokens"]
-    if speed := _tokens_per_second(answers):
-        parts.append(f"{speed:.0f} tokens/s")
-    if ttfts:
-        parts.append(f"TTFT {median(ttfts):.1f} ms")
-    parts.append(f"{cached} of {prompts} prompt tokens cached")
-    return ", ".join(parts) + _rounds(answers)
-
-
-def _tokens_per_second(answers: Sequence[Completion]) -> float:
-    """Return the tokens after the first delivery of each answer over their time."""
-    arrivals = [a.timings.arrivals for a in answers if len(a.timings.arrivals) > 1]
-    ns = sum(each[-1][0] - each[0][0] for each in arrivals)
-    tokens = sum(count for each in arrivals for _, count in each[1:])
-    return tokens / ns * 1e9 if ns else 0.0
-
-
-def _rounds(answers: Sequence[Completion]) -> str:
-    last = answers[-1].speculation
-    drafters = ", ".join(dict.fromkeys(a.speculation.drafter for a in answers))
-    counts = SpeculationStats(last.gamma, drafters, last.fallback, last.tuned)
-    for answer in answers:
-        counts.merge(answer.speculation)
-    return f" | {counts}" if counts.rounds else ""
-
-
 class Talk:
     """Writes answers to standard output, and everything else to standard error.
 
@@ -204,14 +97,14 @@ class Talk:
     def __init__(
         self,
         session: Session,
-        tokenizer: Tokenizer,
+        generator: Generator,
         *,
         interactive: bool = False,
         colours: bool = False,
         show_draft: bool = False,
     ) -> None:
         self._session = session
-        self._tokenizer = tokenizer
+        self._generator, self._models = generator, generator.models
         self._interactive = interactive
         self._colours = colours
         self._show_draft = show_draft
@@ -243,16 +136,22 @@ class Talk:
             if stream.completion.token_ids:
                 self._answers.append(stream.completion)
                 _write("\n")
+        told = [self._ending(stream.completion, stopped)]
+        if self._interactive and stream.completion.token_ids:
+            told.insert(0, in_short(stream.completion, self._models))
+        if any(told):
+            line = f"[{' | '.join(filter(None, told))}]"
+            _say(dimmed(line) if sys.stderr.isatty() else line)
+
+    def _ending(self, answer: Completion, stopped: bool) -> str:
+        """Return what ended an answer before the model did."""
         if stopped:
-            empty = not stream.completion.token_ids
-            _say("[stopped before any text: the message is removed]" if empty else "[stopped]")
-        elif stream.completion.finish_reason == "length":
-            tokens, context = len(stream.completion.token_ids), self._session.context
-            full = stream.completion.prompt_tokens + tokens > context
-            _say(
-                f"[ended after {tokens} tokens: "
-                f"{f'the context of {context} is full' if full else 'the limit'}]"
-            )
+            return "stopped" if answer.token_ids else "stopped before any text: it is removed"
+        if answer.finish_reason != "length":
+            return ""
+        context = self._session.context
+        full = answer.prompt_tokens + len(answer.token_ids) > context
+        return f"the context of {context} is full" if full else "the limit of --max-tokens"
 
     def _show(self, stream: Stream) -> bool:
         """Print an answer as it is generated; return whether Ctrl-C stopped it."""
@@ -270,7 +169,7 @@ class Talk:
         if not self._explained:
             _say(LEGEND)
             self._explained = True
-        return Painter(self._tokenizer, self._session.prompt).paint
+        return Painter(self._generator.tokenizer, self._session.prompt).paint
 
     def _obey(self, line: str) -> None:
         name, _, argument = line[1:].partition(" ")
@@ -288,25 +187,33 @@ class Talk:
         width = max(map(len, shown))
         for usage, command in zip(shown, _COMMANDS.values(), strict=True):
             _say(f"{usage:{width}}  {command.help}")
+        _say("Without its argument a command says what is set.")
         _say('A line that ends in \\ continues in the next; """ begins and ends several lines.')
-        _say("Ctrl-C stops an answer; Ctrl-C or Ctrl-D at the prompt leaves.")
+        _say("Ctrl-C stops an answer; Ctrl-D leaves.")
 
     def _stats(self, _: str) -> None:
         if not self._answers:
             raise RequestError("there are no statistics before the first answer")
-        _say(f"this answer: {tally(self._answers[-1:])}")
-        _say(f"the session: {tally(self._answers)}")
+        _say(f"this answer: {tally(self._answers[-1:], self._models)}")
+        _say(f"the session: {tally(self._answers, self._models)}")
         _say(f"the conversation: {self._session.tokens} of {self._session.context} tokens")
 
     def _gamma(self, argument: str) -> None:
         if argument:
             self._session.gamma = _as_gamma(argument)
-        _say(f"gamma: {_or_default(self._session.gamma)}")
+        _say(f"gamma: {_used(self._session.gamma, self._models.gamma)}")
 
     def _drafter(self, argument: str) -> None:
         if argument:
             self._session.drafter = argument
-        _say(f"drafter: {_or_default(self._session.drafter)}")
+        _say(f"drafter: {_used(self._session.drafter, self._generator.check_drafter(None))}")
+
+    def _temperature(self, argument: str) -> None:
+        if argument:
+            params = replace(self._session.params, temperature=_as_temperature(argument))
+            self._session.params = params
+        greedy = ", greedy" if self._session.params.greedy else ""
+        _say(f"temperature: {self._session.params.temperature:g}{greedy}")
 
     def _switch(self, _: str) -> None:
         if not self._colours:
@@ -318,9 +225,11 @@ class Talk:
         _say(f"drafted tokens are {'green' if self._show_draft else 'no longer coloured'}")
 
     def _system(self, argument: str) -> None:
-        self._session.stop()
-        self._session.system = argument or None
-        _say("the system message is set" if argument else "there is no system message")
+        if argument:
+            self._session.stop()
+            self._session.system = None if argument == _EMPTY else argument
+        system = self._session.system
+        _say("there is no system message" if system is None else f"system: {system}")
 
     def _reset(self, _: str) -> None:
         self._session.reset()
@@ -341,6 +250,10 @@ class Talk:
         raise EOFError
 
 
+_EMPTY = '""'
+"""What is typed for an empty text."""
+
+
 class Command(NamedTuple):
     """The argument, help and function of a word after a slash."""
 
@@ -354,12 +267,13 @@ _COMMANDS = {
     "stats": Command(
         "", "tokens, times and rounds of the last answer and of the session", Talk._stats
     ),
+    "temperature": Command("T", "how freely tokens are drawn; 0 is greedy", Talk._temperature),
     "gamma": Command("N|auto", "tokens to draft each round; 0 drafts none", Talk._gamma),
     "drafter": Command("D", f"what drafts: {', '.join(DRAFTERS)}", Talk._drafter),
     "show-draft": Command(
         "", "switch the colour of drafted and accepted tokens on or off", Talk._switch
     ),
-    "system": Command("TEXT", "set the system message; remove it without TEXT", Talk._system),
+    "system": Command("TEXT", f"set the system message; {_EMPTY} removes it", Talk._system),
     "reset": Command("", "forget the conversation", Talk._reset),
     "undo": Command("", "remove the last message and its answer", Talk._undo),
     "save": Command("F", "write the messages to a file, one JSON object a line", Talk._save),
@@ -391,8 +305,15 @@ def _as_gamma(text: str) -> Gamma:
         raise RequestError(f"{text!r} is neither a whole number nor auto") from None
 
 
-def _or_default(value: Gamma | str | None) -> Gamma | str:
-    return "the bundle's" if value is None else value
+def _used(chosen: Gamma | str | None, default: Gamma | str) -> str:
+    return f"{default}, the bundle's default" if chosen is None else f"{chosen}"
+
+
+def _as_temperature(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(f"{text!r} is not a number; expected a temperature, as 0.7") from None
 
 
 def _write(text: str) -> None:
@@ -411,6 +332,7 @@ def _say(text: str) -> None:
 @click.option(
     "--show-draft", is_flag=True, help="Show drafted and accepted tokens in green, at a terminal."
 )
+@click.option("--no-history", is_flag=True, help="Keep nothing of what is typed at a terminal.")
 @text_memory_options
 @completion_options
 @click.pass_obj
@@ -420,6 +342,7 @@ def command(
     bundle: Path,
     system: str | None,
     show_draft: bool,
+    no_history: bool,
     no_text_memory: bool,
     text_memory_file: Path | None,
     gamma: Gamma | None,
@@ -430,9 +353,10 @@ def command(
 ) -> int:
     """Talk with the model of BUNDLE.
 
-    Type a message, or /help. Ctrl-C stops an answer; at the prompt it leaves, as Ctrl-D does. In
-    piped input each line is a message; where one is refused the others are answered, and the exit
-    status is 1. Answers go to standard output, the rest to standard error.
+    Type a message, or /help. Ctrl-C stops an answer, Ctrl-D leaves. In piped input each line is a
+    message; where one is refused the others are answered, and the exit status is 1. Answers go to
+    standard output, the rest to standard error. A model that was trained for chat ends its answers
+    itself where --max-tokens is not given.
     """
     params = read_params(options)
     most = memory * 10**6 if memory is not None else None
@@ -441,6 +365,9 @@ def command(
         bundle, threads=threads, owns_process=owns_process, memory_bytes=most, **remembered
     ) as generator:
         template = _template(bundle)
+        params = as_model_samples(params, options, generator.models)
+        if template is not None and not _given("max_tokens"):
+            params = replace(params, max_tokens=generator.models.target.max_length)
         session = Session(
             generator, template, system=system, params=params, gamma=gamma, drafter=drafter
         )
@@ -448,22 +375,21 @@ def command(
         interactive = sys.stdin.isatty()
         talk = Talk(
             session,
-            generator.tokenizer,
+            generator,
             interactive=interactive,
-            colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+            colours=shows_colours(),
             show_draft=show_draft,
         )
-        return _at_terminal(talk) if interactive else converse(talk, pipe_reader())
-
-
-def _at_terminal(talk: Talk) -> int:
-    print("Type a message, or /help.", file=sys.stderr, flush=True)
-    try:
-        converse(talk, terminal_reader())
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
+        if not interactive:
+            return converse(talk, pipe_reader())
+        _say("Type a message, or /help.")
+        converse(talk, terminal_reader(keeps_history=not no_history))
     return 0
+
+
+def _given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def converse(talk: Talk, read: Read) -> int:

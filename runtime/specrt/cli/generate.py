@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,9 @@ from specrt.cli.options import (
     API_KEY,
     InputFile,
     TextMemoryOptions,
+    as_model_samples,
     completion_options,
+    dimmed,
     graphs_text,
     logprob_options,
     print_notices,
@@ -27,6 +29,7 @@ from specrt.cli.options import (
     require_json,
     text_memory_options,
 )
+from specrt.cli.statistics import summary
 from specrt.completion import Completion, Stream
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, RequestError, SpecrtError
@@ -36,6 +39,9 @@ from specrt.params import Gamma, SamplingParams
 from specrt.speculation.pool import Models
 from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specrt.cli.comparison import PlainComparison
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,11 @@ Source = str | list[int] | FilePrompts
 @completion_options
 @logprob_options
 @click.option(
+    "--compare",
+    is_flag=True,
+    help="Decode plainly, too, in turns, and say what drafting gained.",
+)
+@click.option(
     "--remote",
     metavar="URL",
     help="Draft here and verify there: ws://HOST:8080 of `specrt serve --verify`. BUNDLE's target "
@@ -94,6 +105,7 @@ def command(
     threads: int | None,
     memory: int | None,
     remote: str | None,
+    compare: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -101,50 +113,81 @@ def command(
 
     The prompt comes from --prompt, --prompt-file, --prompt-ids or standard input; of an
     encoder-decoder, such as T5 or Marian, it is the source of the text. Text goes to standard
-    output as it is generated, one line of statistics to standard error. With --n or --prompts the
-    exit status is 1 where a completion failed; the others go on.
+    output as it is generated, after its prompt where that is a terminal; one line of statistics
+    goes to standard error. With --n or --prompts the exit status is 1 where a completion failed;
+    the others go on.
     """
     if extra := click.get_current_context().args:
         raise RequestError(f"{extra[0]!r} is one argument too many; give a text as --prompt TEXT")
     params = read_params(options)
     require_json(params, as_json or prompts is not None)
+    if compare:
+        from specrt.cli.comparison import compare_with_plain, refuse_comparison  # slow to import
+
+        several = {"--n": params.n > 1, "--prompts": prompts, "--remote": remote}
+        refuse_comparison(params, gamma, several)
     if prompt in (None, "-") and all(g is None for g in (prompt_file, prompt_ids, prompts)):
         _check_place(bundle)
     source = read_source(prompt, prompt_file, prompt_ids, prompts)
-    if isinstance(source, list) and (chat or no_parse_special):
-        raise RequestError(
-            "--chat and --no-parse-special need a text prompt, and --prompt-ids was given; leave "
-            "one of them out"
-        )
-    if chat and no_parse_special:
-        raise RequestError(
-            "--no-parse-special was given with --chat, whose messages are text whatever they hold; "
-            "leave it out"
-        )
+    _check_reading(source, chat=chat, plain=no_parse_special)
     texts = TextMemoryOptions(text_memory_file, off=no_text_memory)
     with _opened(bundle, remote, memory, threads, owns_process, texts) as generator:
         print_notices(generator.notices)
+        params = as_model_samples(params, options, generator.models)
         _check_sources(generator.models, chat=chat)
-        if chat:
-            source = _encoded(source, _chat_encoder(bundle, generator.tokenizer))
-        elif source == "" and generator.models.conditioned is None:
-            start = generator.tokenizer.encode("")
-            print(
-                f"note: the prompt is empty: the text begins behind token {start[0]}",
-                file=sys.stderr,
-            )
-        elif no_parse_special:
-            source = _encoded(source, _encoder(generator, parse_special=False))
+        echoed = "" if chat or as_json or not sys.stdout.isatty() else _echo(source, generator)
+        source = _read_as(source, generator, bundle, chat=chat, plain=no_parse_special)
         if isinstance(source, FilePrompts):
             return complete_file(generator, source, params, gamma, drafter)
         if params.n > 1:
             return complete_several(generator, source, params, gamma, drafter, as_json)
         stream = generator.stream(source, params, gamma=gamma, drafter=drafter)
+        print(echoed, end="", flush=True)
         interrupted = follow(stream, show=not as_json)
-        graphs = generator.models.cuda_graphs
         note_full_context(generator, [stream.completion], params)
-    report(stream.completion, as_json, graphs)
+        measured = (
+            partial(compare_with_plain, generator, bundle, source, params) if compare else None
+        )
+        report(stream.completion, generator.models, as_json, measured)
     return 130 if interrupted else 0
+
+
+def _check_reading(source: Source, *, chat: bool, plain: bool) -> None:
+    """Refuse ways to read a prompt that do not suit it, or each other."""
+    if isinstance(source, list) and (chat or plain):
+        raise RequestError(
+            "--chat and --no-parse-special need a text prompt, and --prompt-ids was given; leave "
+            "one of them out"
+        )
+    if chat and plain:
+        raise RequestError(
+            "--no-parse-special was given with --chat, whose messages are text whatever they hold; "
+            "leave it out"
+        )
+
+
+def _read_as(
+    source: Source, generator: Generator, bundle: Path, *, chat: bool, plain: bool
+) -> Source:
+    """Return prompts with another way to encode them, where they are messages or plain text."""
+    if chat:
+        return _encoded(source, _chat_encoder(bundle, generator.tokenizer))
+    if source == "" and generator.models.conditioned is None:
+        start = generator.tokenizer.encode("")
+        print(
+            f"note: the prompt is empty: the text begins behind token {start[0]}", file=sys.stderr
+        )
+    elif plain:
+        return _encoded(source, _encoder(generator, parse_special=False))
+    return source
+
+
+def _echo(source: Source, generator: Generator) -> str:
+    """Return what shows a prompt where its text goes on: before it, or above it of a source."""
+    if isinstance(source, FilePrompts):
+        return ""
+    text = source if isinstance(source, str) else generator.tokenizer.decode(source)
+    return dimmed(text) + ("" if generator.models.conditioned is None else "\n")
 
 
 def _opened(
@@ -288,23 +331,22 @@ def _end_line(stream: Stream, show: bool) -> None:
         sys.stdout.flush()
 
 
-def summary(completion: Completion, graphs: CudaGraphs | None = None) -> str:
-    """Return the line of statistics of a completion, and of what was captured for it."""
-    timings, counts = completion.timings, completion.speculation
-    tokens = len(completion.token_ids)
-    speed = f"{timings.tokens_per_second:.0f} tokens/s, " if len(timings.arrivals) > 1 else ""
-    line = f"{tokens} tokens, {speed}TTFT {timings.ttft_ms:.1f} ms"
-    parts = [line, str(counts), "" if graphs is None else graphs_text(graphs)]
-    parts.append(completion.finish_reason or "interrupted")
-    return f"[{' | '.join(part for part in parts if part)}]"
+Measured = Callable[[Completion], "PlainComparison | None"]
+"""Compares a completion with plain decoding."""
 
 
-def report(completion: Completion, as_json: bool, graphs: CudaGraphs | None = None) -> None:
-    """Print the JSON object to stdout, or the line of statistics to stderr."""
+def report(
+    completion: Completion, models: Models, as_json: bool, measured: Measured | None
+) -> None:
+    """Print the JSON object to stdout, or the line of statistics to stderr; and a comparison."""
+    if not as_json:
+        print(summary(completion, models), file=sys.stderr, flush=True)
+    found = measured(completion) if measured and completion.finish_reason else None
     if as_json:
-        print(json.dumps({**completion.to_json(), **_graphs_json(graphs)}, ensure_ascii=False))
-        return
-    print(summary(completion, graphs), file=sys.stderr)
+        comparison = {"comparison": asdict(found)} if found else {}
+        _print_json({**completion.to_json(), **_graphs_json(models.cuda_graphs), **comparison})
+    elif found:
+        print(f"[{found}]", file=sys.stderr)
 
 
 def _graphs_json(graphs: CudaGraphs | None) -> dict[str, Any]:

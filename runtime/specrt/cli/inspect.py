@@ -95,6 +95,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("backend", f"{_backends(manifest)}, {manifest.precision}, batch {manifest.batch}"),
         ("context", f"{manifest.max_length} positions, prefill by {manifest.prefill}"),
         ("gammas", f"{_list(manifest.gammas)} (default {gamma})"),
+        *([("drafter", manifest.drafter)] if manifest.drafter else []),
         ("ends at", _tokens(bundle, manifest.eos_token_ids)),
         *_start_facts(bundle, manifest),
         *_acceptance_facts(manifest),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from shutil import get_terminal_size
@@ -20,6 +22,7 @@ from specrt.engine.protocol import CudaGraphs
 from specrt.errors import RequestError
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
+from specrt.speculation.pool import Models
 from specrt.speculation.target import VERIFIERS
 from specrt.speculation.text_memory import DEFAULT_BYTES
 from specrt.system.memory import size
@@ -263,17 +266,19 @@ _BEFORE = (
         help="What drafts: the draft model, n-gram lookup in the text so far, lookup and then the "
         "model (cascade), or nothing.  [default: the bundle's]",
     ),
-    click.option("--temperature", default=0.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", default=0, help="Keep the k most likely tokens; 0 keeps all."),
     click.option(
-        "--top-p", default=1.0, help="Keep the likeliest tokens that reach this probability."
+        "--temperature", type=float, help="0 is greedy.  [default: the model's own, or 0]"
+    ),
+    click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 keeps all."),
+    click.option(
+        "--top-p", type=float, help="Keep the likeliest tokens that reach this probability."
     ),
     click.option(
-        "--min-p", default=0.0, help="Drop tokens less likely than this share of the likeliest."
+        "--min-p", type=float, help="Drop tokens less likely than this share of the likeliest."
     ),
     click.option(
         "--typical-p",
-        default=1.0,
+        type=float,
         help="Keep the most typical tokens that reach this probability; 1 keeps all.",
     ),
     click.option(
@@ -376,7 +381,15 @@ def read_params(options: dict[str, Any]) -> SamplingParams:
         "logit_bias": dict(options["logit_bias"]),
         "allowed_token_ids": allowed or None,
     }
-    return SamplingParams.of(**values)
+    return SamplingParams.of(**{k: value for k, value in values.items() if value is not None})
+
+
+def as_model_samples(
+    params: SamplingParams, options: dict[str, Any], models: Models
+) -> SamplingParams:
+    """Return parameters with the model's own way to sample where no option was given."""
+    left_out = {k: value for k, value in models.sampling.items() if options[k] is None}
+    return replace(params, **left_out)
 
 
 GGUF = ".gguf"
@@ -393,6 +406,16 @@ def print_notices(notices: Sequence[str]) -> None:
     """Print what a user should know of an opened bundle to standard error."""
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
+
+
+def dimmed(text: str) -> str:
+    """Return a text that stands back, where standard output is a terminal that shows colours."""
+    return f"\x1b[2m{text}\x1b[0m" if shows_colours() else text
+
+
+def shows_colours() -> bool:
+    """Tell whether standard output is a terminal whose user has not turned colours off."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def graphs_text(graphs: CudaGraphs) -> str:

@@ -107,6 +107,7 @@ def remote_generator(server: LinkPool, draft: OpenedDraft) -> Generator:
         server.welcome.gammas,
         gamma=AUTO,
         costs=_costs(server),
+        sampling=draft.sampling,
     )
     return Generator(
         models,

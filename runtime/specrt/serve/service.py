@@ -137,6 +137,7 @@ class Service:
                 "drafters": list(available_drafters(has_model=models.draft is not None)),
                 "drafter": self.generator.check_drafter(None),
                 "rows": self.generator.rows,
+                "sampling": {**models.sampling},
                 **({} if models.conditioned is None else {"max_source": self.prompt_limit}),
             },
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,8 @@ class Models:
     """Channels and frames of a source of features; None where a source is token ids."""
     options: Mapping[str, object] = field(default_factory=dict)
     """What requests that leave them out have for some of `BUNDLE_OPTIONS`."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """How the model is meant to be sampled, for commands that are told nothing else."""
     auto: AutoFactory = field(default_factory=auto_factory)
     """What the policies of gamma `auto` are made by."""
 

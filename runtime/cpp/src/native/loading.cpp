@@ -98,9 +98,11 @@ std::string LoadedBundle::drafter_of(const Params& params) const {
     if (!models.absent.empty()) {
       return "none";
     }
-    const std::string best = bundle.tuning ? bundle.tuning->drafter : "";
-    const bool unfit = best.empty() || best == "none" || (!has_draft && best != "ngram");
-    return unfit ? (has_draft ? "model" : "ngram") : best;
+    for (const std::string& name :
+         {bundle.tuning ? bundle.tuning->drafter : "", bundle.manifest.drafter}) {
+      if (name == "ngram" || (has_draft && (name == "model" || name == "cascade"))) return name;
+    }
+    return has_draft ? "model" : "ngram";
   }
   if (std::count(std::begin(kDrafters), std::end(kDrafters), params.drafter) == 0) {
     throw Failure(SPECRT_INVALID_ARGUMENT, "drafter '" + params.drafter +

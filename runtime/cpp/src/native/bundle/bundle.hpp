@@ -38,6 +38,7 @@ struct Manifest {
   int prefill = 0;
   std::vector<int> gammas;
   std::optional<int> gamma;  // the recipe's; without one, what tuning found best, else auto
+  std::string drafter;       // the recipe's, where tuning found none
   std::vector<Token> eos_token_ids;
   std::optional<Token> bos_token_id;
   ModelRecord target;

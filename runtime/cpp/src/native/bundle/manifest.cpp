@@ -247,6 +247,7 @@ Record read_record(const Json& json) {
   m.prefill = static_cast<int>(fields.count("prefill"));
   const std::vector<std::int64_t> gammas = fields.wholes("gammas");
   m.gamma = narrow(within(fields.whole_or_null("gamma")));
+  if (fields.has("drafter")) m.drafter = fields.text("drafter");
   m.eos_token_ids = fields.wholes("eos_token_ids");
   m.bos_token_id = fields.whole_or_null("bos_token_id");
   m.target = read_model(fields.record("target"), m.backend, windows["target"]);
