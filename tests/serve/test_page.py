@@ -260,10 +260,12 @@ def test_storage_that_takes_nothing_breaks_nothing(open_page: Open, broken: str)
     if broken == "full":
         page.evaluate("""() => {
           for (let size = 1 << 22; size >= 1; size >>= 1)
-            for (;;) try { sessionStorage.setItem(Math.random(), "x".repeat(size)); } catch { break; }
+            for (;;) try { sessionStorage[Math.random()] = "x".repeat(size); } catch { break; }
         }""")
     else:
-        page.evaluate("Object.defineProperty(window, 'sessionStorage', { get() { throw Error(); } })")
+        page.evaluate(
+            "Object.defineProperty(window, 'sessionStorage', { get() { throw Error(); } })"
+        )
     ask(page)
     answered(page)
     expect(page.locator("#unkept")).to_be_visible()
@@ -613,9 +615,72 @@ def test_html_stays_text(open_page: Open, server: PageServer) -> None:
     server.refused = (400, refusal(evil))
     ask(page)
     expect(page.get_by_role("alert")).to_contain_text(evil)
-    assert page.locator("img, b:not(#legend b), #turns script").count() == 0
+    assert page.locator("img, b:not(#legend b), #turns :is(script, a)").count() == 0
     assert page.title() == "codelet, specrt"
     assert set(server.paths) == {"/", "/v1/models"}
+
+
+OUTLINE = """(box) => {
+  const outline = (node) => node.nodeType === Node.TEXT_NODE ? node.data
+    : node.matches(".kept, button, .text > * > span") ? [...node.childNodes].map(outline).join("")
+    : `<${node.localName}>${[...node.childNodes].map(outline).join("")}</${node.localName}>`;
+  return [...box.childNodes].map(outline).join("").replaceAll("<pre><div>", "<pre>");
+}"""
+"""The elements and texts of an answer, whatever of it was drafted."""
+
+MARKDOWN = {
+    "# A *b*\n\ntwo  \nlines": "<h4>A <em>b</em></h4><p>two  </p><p>lines</p>",
+    "**a `*b*` c** __init__ 2 * 3": "<p><strong>a <code>*b*</code> c</strong> __init__ 2 * 3</p>",
+    r"\*a\* and _b_, snake_case_name": "<p>*a* and <i>b</i>, snake_case_name</p>",
+    "- a\n  - b\n\n3) c\n---": "<ul><li>a</li><li>b</li></ul><ol><li>c</li></ol><hr></hr>",
+    "> a\n> **b": "<blockquote><p>a</p><p>**b</p></blockquote>",
+    "| a | b |\n|---|:-:|\n| `c` | d |": "<table><tr><th> a </th><th> b </th></tr><tr></tr>"
+    "<tr><td> <code>c</code> </td><td> d </td></tr></table>",
+    "```py\n**x** = 1\n\n```\nafter": "<figure><figcaption>pyCopy</figcaption><pre>**x** = 1\n</div>"
+    "<div>\n</div></pre></figure><p>after</p>",
+    " ~~~\n ```\nnever closed": "<figure><figcaption>Copy</figcaption><pre>```\n</div>"
+    "<div>never closed</div></pre></figure>",
+    "[a](https://b.c) [e](javascript:f()) ![g](data:h) [i](//j)": "<p><a>a</a> "
+    "[e](javascript:f()) ![g](data:h) [i](//j)</p>",
+    "*`*`*" * 3 + "[[a](http://b)](http://c) \\": None,
+    "word " * 500: None,
+    "x" * 2500: None,
+    "*" * 200 + "`" * 201 + "[" * 200 + "|" * 200: None,
+    "מודל קטן **מציע**, \U0001f468\u200d\U0001f469\u200d\U0001f467 decides": None,
+}
+"""Markdown, and its outline where that is worth writing down."""
+
+
+def test_markdown_is_drawn_token_by_token_as_at_once(open_page: Open, server: PageServer) -> None:
+    page = open_page(mode="chat")
+    for source, outline in MARKDOWN.items():
+        drawn = []
+        for pieces in ([source], re.findall(r"(?s).{1,3}", source)):
+            server.script = answer(pieces)
+            page.get_by_role("button", name="New").click()
+            if page.get_by_role("button", name="Drop it").is_visible():
+                page.get_by_role("button", name="Drop it").click()
+            ask(page)
+            answered(page)
+            drawn.append(page.locator(".text").evaluate(OUTLINE))
+        assert drawn[0] == drawn[1]
+        if outline is not None:
+            assert drawn[0] == outline
+        for link in page.locator(".text a").all():
+            assert re.match("https?://", link.get_attribute("href") or "")
+            assert link.get_attribute("rel") == "noopener noreferrer"
+
+
+def test_code_is_copied_without_its_fence(open_page: Open) -> None:
+    page = open_page(
+        answer(["1. Do\n\n   ```", "sh\n   a ", "&&\n", "     b\n   ```"]), mode="chat"
+    )
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page)
+    answered(page)
+    page.locator(".code button").click()
+    expect(page.locator("#status")).to_have_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "a &&\n  b\n"
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
@@ -635,7 +700,7 @@ def test_events_may_be_cut_at_any_byte(open_page: Open, line_end: bytes) -> None
     page = open_page(script, mode="chat")
     ask(page)
     answered(page)
-    assert texts(page) == ["".join(pieces).replace("\n", "").rstrip()]
+    assert texts(page) == ["".join(pieces).replace("\n", "")]
     expect(page.locator(".error")).to_have_count(0)
 
 

@@ -119,8 +119,8 @@ class PageServer(ThreadingHTTPServer):
     def models(self) -> dict[str, Any]:
         """Return the model list."""
         specrt = {
-            "chat": self.mode == "chat", "gammas": [0, 1, 2, 3, 4, 6, 8], "gamma": "auto", "rows": 1,
-            "drafters": ["cascade", "model", "ngram", "none"], "drafter": "cascade",
+            "chat": self.mode == "chat", "gammas": [0, 1, 2, 3, 4, 6, 8], "gamma": "auto",
+            "drafters": ["cascade", "model", "ngram", "none"], "drafter": "cascade", "rows": 1,
             "backend": "ort-cpu", **({"max_source": 256} if self.mode == "source" else {}),
             "target": {"model_type": "llama", "parameters": 15735168, "precision": "fp32"},
         }  # fmt: skip
