@@ -621,10 +621,13 @@ def test_html_stays_text(open_page: Open, server: PageServer) -> None:
 
 
 OUTLINE = """(box) => {
-  const outline = (node) => node.nodeType === Node.TEXT_NODE ? node.data
-    : node.matches(".kept, button, .text > * > span") ? [...node.childNodes].map(outline).join("")
-    : `<${node.localName}>${[...node.childNodes].map(outline).join("")}</${node.localName}>`;
-  return [...box.childNodes].map(outline).join("").replaceAll("<pre><div>", "<pre>");
+  const outline = (node) => {
+    if (node.nodeType === Node.TEXT_NODE) return node.data;
+    const inner = [...node.childNodes].map(outline).join(""), tag = node.localName;
+    const bare = node.matches(".text, .kept, button, .text > * > span, pre > div");
+    return bare ? inner : `<${tag}>${inner}</${tag}>`;
+  };
+  return outline(box);
 }"""
 """The elements and texts of an answer, whatever of it was drafted."""
 
@@ -636,10 +639,10 @@ MARKDOWN = {
     "> a\n> **b": "<blockquote><p>a</p><p>**b</p></blockquote>",
     "| a | b |\n|---|:-:|\n| `c` | d |": "<table><tr><th> a </th><th> b </th></tr><tr></tr>"
     "<tr><td> <code>c</code> </td><td> d </td></tr></table>",
-    "```py\n**x** = 1\n\n```\nafter": "<figure><figcaption>pyCopy</figcaption><pre>**x** = 1\n</div>"
-    "<div>\n</div></pre></figure><p>after</p>",
-    " ~~~\n ```\nnever closed": "<figure><figcaption>Copy</figcaption><pre>```\n</div>"
-    "<div>never closed</div></pre></figure>",
+    "```py\n**x** = 1\n\n```\nafter": "<figure><figcaption>pyCopy</figcaption><pre>**x** = 1\n\n"
+    "</pre></figure><p>after</p>",
+    " ~~~\n ```\nnever closed": "<figure><figcaption>Copy</figcaption><pre>```\n"
+    "never closed</pre></figure>",
     "[a](https://b.c) [e](javascript:f()) ![g](data:h) [i](//j)": "<p><a>a</a> "
     "[e](javascript:f()) ![g](data:h) [i](//j)</p>",
     "*`*`*" * 3 + "[[a](http://b)](http://c) \\": None,
