@@ -1,7 +1,8 @@
 """Take the README's picture of the page, docs/page.png, of the itn pair's answer in Chromium.
 
 `python tools/picture.py` needs Debian's chromium and requirements/serve.txt and test.txt.
-The pair answers three times, plain decoding after each; the picture shows the third.
+The pair answers nine times, plain decoding after each. The picture shows the answer whose ratio of
+the two speeds is the median, so nobody picks it; all nine ratios are printed. Use a quiet machine.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 ROOT = Path(__file__).parents[1]
 PROMPTS = ROOT / "benchmarks" / "prompts" / "itn.jsonl"
 SPECRT = (sys.executable, "-m", "specrt")
-WIDTH = 1000
 PATIENCE_MS = 60_000
+ANSWERS = 9
 
 
 @contextmanager
@@ -37,9 +38,9 @@ def serving() -> Iterator[str]:
             server.terminate()
 
 
-def ask(browser: Browser, address: str, prompt: str) -> Page:
+def asked(browser: Browser, address: str, prompt: str) -> Page:
     """Return the page with an answer, and that of plain decoding, on it."""
-    page = browser.new_page(viewport={"width": WIDTH, "height": 500}, device_scale_factor=1.5)
+    page = browser.new_page(viewport={"width": 1000, "height": 500}, device_scale_factor=1.2)
     page.set_default_timeout(PATIENCE_MS)
     page.goto(address)
     expect(page.locator("#about")).to_contain_text("itn")
@@ -47,18 +48,28 @@ def ask(browser: Browser, address: str, prompt: str) -> Page:
     gamma.fill(gamma.get_attribute("max") or "")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Compare with plain").check()
+    page.set_viewport_size({"width": 900, "height": 500})  # without the settings
     page.fill("#prompt", prompt)
     page.press("#prompt", "Enter")
-    for again in range(3):
-        expect(page.locator(".verdict")).to_contain_text("The same text", timeout=PATIENCE_MS)
-        if again < 2:
-            page.locator(".verdict").evaluate("(verdict) => verdict.remove()")
-            page.get_by_role("button", name="Regenerate").click()
-    height = page.evaluate("document.documentElement.scrollHeight")
-    page.set_viewport_size({"width": WIDTH, "height": height})
-    page.focus("#prompt")
-    page.mouse.move(0, 0)
     return page
+
+
+def answers(page: Page) -> Iterator[tuple[float, bytes]]:
+    """Yield the ratio that each answer shows, and its picture."""
+    verdict = page.locator(".verdict")
+    for count in range(ANSWERS):
+        if count:
+            page.get_by_role("button", name="Regenerate").click()
+        expect(verdict).to_contain_text("The same text", timeout=PATIENCE_MS)
+        page.set_viewport_size({"width": 900, "height": 500})
+        height = page.evaluate("document.documentElement.scrollHeight")
+        page.set_viewport_size({"width": 900, "height": height})
+        page.focus("#prompt")
+        page.mouse.move(0, 0)
+        ratio = re.search(r"[\d.]+ times", verdict.text_content() or "")
+        assert ratio is not None
+        yield float(ratio[0].split()[0]), page.screenshot()
+        verdict.evaluate("(verdict) => verdict.remove()")
 
 
 def main() -> None:
@@ -68,9 +79,9 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-lcd-text"]
         )
-        page = ask(browser, address, prompt)
-        page.screenshot(path=ROOT / "docs" / "page.png")
-        print(page.locator(".verdict strong").text_content())
+        found = sorted(answers(asked(browser, address, prompt)))
+        (ROOT / "docs" / "page.png").write_bytes(found[ANSWERS // 2][1])
+        print("times plain:", *(ratio for ratio, _ in found))
         browser.close()
 
 
