@@ -41,6 +41,8 @@ from playwright.sync_api import expect, sync_playwright  # noqa: E402
 PAGE = REPOSITORY / "runtime" / "specrt" / "serve" / "page.html"
 QUIET = "--disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 TEXT = "".join(PIECES)
+TEXT_DRAWN = TEXT.replace("\n    ", "")
+"""What a chat shows of it: a line each, without the breaks."""
 PATIENCE_MS = 60_000
 """How long a machine may be busy with other things; what is right comes at once."""
 
@@ -85,9 +87,9 @@ def open_page(browser: Browser, server: PageServer, complaints: list[str]) -> It
             complaints.append(said)
 
     def opened(
-        script: Script | None = None, chat: bool = False, key: str = "", url: str = "", **view: Any
+        script: Script | None = None, mode: str = "", key: str = "", url: str = "", **view: Any
     ) -> Page:
-        server.renew(chat=chat, key=key, script=script)
+        server.renew(mode=mode, key=key, script=script)
         context = browser.new_context(**view)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
@@ -185,22 +187,137 @@ def test_rounds_are_drawn_as_they_come(open_page: Open) -> None:
 
 
 def test_a_chat_sends_what_was_said_before(open_page: Open, server: PageServer) -> None:
-    page = open_page(chat=True)
+    page = open_page(mode="chat")
+    page.get_by_label("System prompt").fill("Be brief.")
     for count, question in enumerate(("one", "two"), 1):
         ask(page, question)
         answered(page, count)
     path, request = server.requests[1]
     assert path == "/v1/chat/completions"
     assert request["messages"] == [
+        {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": TEXT},
         {"role": "user", "content": "two"},
     ]
     page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("button", name="Keep it").click()
+    expect(page.locator("article")).to_have_count(2)
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_role("button", name="Drop it").click()
     expect(page.locator("article")).to_have_count(0)
     ask(page, "three")
     answered(page)
-    assert [said["content"] for said in server.requests[2][1]["messages"]] == ["three"]
+    assert said(server) == ["Be brief.", "three"]
+
+
+def said(server: PageServer) -> list[str]:
+    """Return what the last request says, message by message."""
+    return [message["content"] for message in server.requests[-1][1]["messages"]]
+
+
+def test_a_reload_keeps_the_conversation_in_this_tab(open_page: Open, server: PageServer) -> None:
+    page = open_page(mode="chat")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Compare with plain").check()
+    ask(page, "one")
+    answered(page, 2)
+    shown = page.locator("#turns").inner_html()
+    page.get_by_label("Compare with plain").uncheck()
+    server.script = forever
+    ask(page, "two")
+    expect(page.locator(".text").last).to_contain_text("more and")
+    page.reload()
+    answered(page, 3)
+    assert page.locator("#turns").inner_html().startswith(shown[: shown.index("Regenerate")])
+    expect(page.locator(".verdict")).to_contain_text("The same text, 2.00 times")
+    expect(page.locator(".note").last).to_have_text("not finished")
+    server.script = answer()
+    ask(page, "three")
+    answered(page, 4)
+    before = said(server)
+    assert before[:4] == ["Be brief.", "one", TEXT, "two"]
+    assert before[4].startswith("more and")
+    other = page.context.new_page()
+    other.goto(server.url)
+    expect(other.locator("#about")).to_contain_text("codelet")
+    assert other.locator("article").count() == 0
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_a_prompt_without_an_answer_survives_a_reload(open_page: Open) -> None:
+    page = open_page(lambda _: [5.0])
+    ask(page, "waiting")
+    expect(page.locator("#go")).to_have_text("Stop")
+    page.reload()
+    expect(page.locator("#prompt")).to_have_value("waiting")
+    assert page.locator("article").count() == 0
+
+
+@pytest.mark.parametrize("broken", ["full", "forbidden"])
+def test_storage_that_takes_nothing_breaks_nothing(open_page: Open, broken: str) -> None:
+    page = open_page(mode="chat")
+    if broken == "full":
+        page.evaluate("""() => {
+          for (let size = 1 << 22; size >= 1; size >>= 1)
+            for (;;) try { sessionStorage[Math.random()] = "x".repeat(size); } catch { break; }
+        }""")
+    else:
+        page.evaluate(
+            "Object.defineProperty(window, 'sessionStorage', { get() { throw Error(); } })"
+        )
+    ask(page)
+    answered(page)
+    expect(page.locator("#unkept")).to_be_visible()
+    assert texts(page) == [TEXT_DRAWN]
+
+
+def test_an_earlier_message_is_edited_and_an_answer_made_again(
+    open_page: Open, server: PageServer
+) -> None:
+    page = open_page(mode="chat")
+    for count, question in enumerate(("one", "two"), 1):
+        ask(page, question)
+        answered(page, count)
+    page.fill("#prompt", "not sent yet")
+    edit = page.get_by_role("button", name="Edit")
+    edit.first.click()
+    expect(page.locator("#prompt")).to_have_value("one")
+    expect(page.locator("#editing")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#prompt")).to_have_value("not sent yet")
+    server.refused = (429, refusal("busy"))
+    edit.last.click()
+    ask(page, "refused")
+    expect(page.get_by_role("alert")).to_contain_text("(429): busy")
+    expect(page.locator(".prompt:visible")).to_have_text(["one", "two", "refused"])
+    server.refused = None
+    page.fill("#prompt", "")
+    edit.nth(1).click()
+    ask(page, "other")
+    answered(page, 2)
+    assert said(server) == ["one", TEXT, "other"]
+    page.get_by_role("button", name="Regenerate").locator("visible=true").click()
+    expect(page.locator("article[aria-busy=false]")).to_have_count(2)
+    expect(page.locator(".prompt")).to_have_text(["one", "other"])
+    assert len(server.requests) == 5
+    assert said(server) == ["one", TEXT, "other"]
+    edit.first.click()
+    ask(page, "first")
+    expect(page.locator(".prompt")).to_have_text(["first"])
+    answered(page)
+    assert said(server) == ["first"]
+
+
+def test_the_source_of_an_encoder_decoder_is_no_part_of_its_text(
+    open_page: Open, server: PageServer
+) -> None:
+    page = open_page(mode="source")
+    ask(page, "four point five")
+    answered(page)
+    assert texts(page) == [TEXT]
+    assert page.locator(".prompt").text_content() == "four point five"
+    assert server.requests[0][1]["prompt"] == "four point five"
 
 
 def test_controls_reach_the_request(open_page: Open, server: PageServer) -> None:
@@ -213,9 +330,20 @@ def test_controls_reach_the_request(open_page: Open, server: PageServer) -> None
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Max tokens").fill("17")
     page.get_by_label("Seed").fill("5")
+    page.get_by_text("More").click()
+    page.get_by_label("Top-p").fill("0.5")
+    page.get_by_label("Stop").fill("END\n\n\\n\\n")
+    schema = page.get_by_label("JSON schema")
+    schema.fill("{'type'}")
+    ask(page)
+    assert page.evaluate("document.activeElement.id") == "schema"
+    schema.fill('{"type": "object"}')
     ask(page)
     answered(page)
-    wanted = {"gamma": 3, "drafter": "ngram", "temperature": 0, "max_tokens": 17, "seed": 5}
+    wanted = {
+        "gamma": 3, "drafter": "ngram", "temperature": 0, "max_tokens": 17, "seed": 5, "top_p": 0.5,
+        "stop": ["END", "\n\n"], "structured_outputs": {"json": {"type": "object"}},
+    }  # fmt: skip
     assert server.requests[0][1].items() >= wanted.items()
     page.get_by_label("Max tokens").fill("0")
     ask(page)
@@ -250,8 +378,8 @@ def test_a_refusal_is_shown_and_the_prompt_comes_back(open_page: Open, server: P
     expect(page.locator("#prompt")).to_have_value("long")
     server.refused = None
     page.press("#prompt", "Enter")
-    answered(page, 2)
-    assert page.get_by_role("alert").count() == 1
+    answered(page)
+    assert page.get_by_role("alert").count() == 0
 
 
 def test_a_server_with_a_key_is_asked_again_with_it(open_page: Open, server: PageServer) -> None:
@@ -344,11 +472,11 @@ def test_the_keyboard_alone_is_enough(open_page: Open, server: PageServer) -> No
     assert [request["prompt"] for _, request in server.requests] == ["a\nb"]
     page.locator(".skip").focus()
     seen = []
-    for _ in range(12):
+    for _ in range(16):
         seen.append(page.evaluate(FOCUS))
         page.keyboard.press("Tab")
     order = ["Skip to the prompt", "new", "theme", "gamma", "drafter", "temperature", "length"]
-    order += ["seed", "compare", "Copy", "prompt", "go"]
+    order += ["seed", "compare", "More", "Model", "Copy", "Edit", "Regenerate", "prompt", "go"]
     assert seen == [[name, True] for name in order]
     page.get_by_role("button", name="Copy").focus()
     page.keyboard.press("Enter")
@@ -404,7 +532,7 @@ def test_plain_decoding_waits_and_may_differ(open_page: Open, server: PageServer
         running.clear()
         yield last
 
-    page = open_page(script, chat=True)
+    page = open_page(script, mode="chat")
     page.get_by_label("Compare with plain").check()
     ask(page)
     answered(page, 2)
@@ -479,17 +607,83 @@ def scraped(live: Live) -> dict[str, float]:
 
 def test_html_stays_text(open_page: Open, server: PageServer) -> None:
     evil = "<img src=x onerror='document.title=1'><script>document.title=2</script><b>&amp;"
-    page = open_page(answer([evil, evil]), chat=True)
+    page = open_page(answer([evil, evil]), mode="chat")
     ask(page, evil)
     answered(page)
     assert texts(page) == [evil * 2]
-    assert page.locator(".asked").text_content() == evil
+    assert page.locator(".prompt").text_content() == evil
     server.refused = (400, refusal(evil))
     ask(page)
     expect(page.get_by_role("alert")).to_contain_text(evil)
-    assert page.locator("img, b:not(#legend b), #turns script").count() == 0
+    assert page.locator("img, b:not(#legend b), #turns :is(script, a)").count() == 0
     assert page.title() == "codelet, specrt"
     assert set(server.paths) == {"/", "/v1/models"}
+
+
+OUTLINE = """(box) => {
+  const outline = (node) => {
+    if (node.nodeType === Node.TEXT_NODE) return node.data;
+    const inner = [...node.childNodes].map(outline).join(""), tag = node.localName;
+    const bare = node.matches(".text, .kept, button, .text > * > span, pre > div");
+    return bare ? inner : `<${tag}>${inner}</${tag}>`;
+  };
+  return outline(box);
+}"""
+"""The elements and texts of an answer, whatever of it was drafted."""
+
+MARKDOWN = {
+    "# A *b*\n\ntwo  \nlines": "<h4>A <em>b</em></h4><p>two  </p><p>lines</p>",
+    "**a `*b*` c** __init__ 2 * 3": "<p><strong>a <code>*b*</code> c</strong> __init__ 2 * 3</p>",
+    r"\*a\* and _b_, snake_case_name": "<p>*a* and <i>b</i>, snake_case_name</p>",
+    "- a\n  - b\n\n3) c\n---": "<ul><li>a</li><li>b</li></ul><ol><li>c</li></ol><hr></hr>",
+    "> a\n> **b": "<blockquote><p>a</p><p>**b</p></blockquote>",
+    "| a | b |\n|---|:-:|\n| `c` | d |": "<table><tr><th> a </th><th> b </th></tr><tr></tr>"
+    "<tr><td> <code>c</code> </td><td> d </td></tr></table>",
+    "```py\n**x** = 1\n\n```\nafter": "<figure><figcaption>pyCopy</figcaption><pre>**x** = 1\n\n"
+    "</pre></figure><p>after</p>",
+    " ~~~\n ```\nnever closed": "<figure><figcaption>Copy</figcaption><pre>```\n"
+    "never closed</pre></figure>",
+    "[a](https://b.c) [e](javascript:f()) ![g](data:h) [i](//j)": "<p><a>a</a> "
+    "[e](javascript:f()) ![g](data:h) [i](//j)</p>",
+    "*`*`*" * 3 + "[[a](http://b)](http://c) \\": None,
+    "word " * 500: None,
+    "x" * 2500: None,
+    "*" * 200 + "`" * 201 + "[" * 200 + "|" * 200: None,
+    "מודל קטן **מציע**, \U0001f468\u200d\U0001f469\u200d\U0001f467 decides": None,
+}
+"""Markdown, and its outline where that is worth writing down."""
+
+
+def test_markdown_is_drawn_token_by_token_as_at_once(open_page: Open, server: PageServer) -> None:
+    page = open_page(mode="chat")
+    for source, outline in MARKDOWN.items():
+        drawn = []
+        for pieces in ([source], re.findall(r"(?s).{1,3}", source)):
+            server.script = answer(pieces)
+            page.get_by_role("button", name="New").click()
+            if page.get_by_role("button", name="Drop it").is_visible():
+                page.get_by_role("button", name="Drop it").click()
+            ask(page)
+            answered(page)
+            drawn.append(page.locator(".text").evaluate(OUTLINE))
+        assert drawn[0] == drawn[1]
+        if outline is not None:
+            assert drawn[0] == outline
+        for link in page.locator(".text a").all():
+            assert re.match("https?://", link.get_attribute("href") or "")
+            assert link.get_attribute("rel") == "noopener noreferrer"
+
+
+def test_code_is_copied_without_its_fence(open_page: Open) -> None:
+    page = open_page(
+        answer(["1. Do\n\n   ```", "sh\n   a ", "&&\n", "     b\n   ```"]), mode="chat"
+    )
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page)
+    answered(page)
+    page.locator(".code button").click()
+    expect(page.locator("#status")).to_have_text("Copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == "a &&\n  b\n"
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
@@ -506,10 +700,10 @@ def test_events_may_be_cut_at_any_byte(open_page: Open, line_end: bytes) -> None
             if byte > 127 or byte in line_end:
                 yield 0.012  # so that the browser reads them apart
 
-    page = open_page(script, chat=True)
+    page = open_page(script, mode="chat")
     ask(page)
     answered(page)
-    assert texts(page) == ["".join(pieces)]
+    assert texts(page) == ["".join(pieces).replace("\n", "")]
     expect(page.locator(".error")).to_have_count(0)
 
 
@@ -535,7 +729,7 @@ def test_nothing_is_wider_than_a_telephone(open_page: Open) -> None:
     page = open_page(answer(["w" * 400, *PIECES]), viewport=PHONE, has_touch=True, is_mobile=True)
     wide = "document.documentElement.scrollWidth"
     assert page.locator("#gamma").is_hidden()
-    page.locator("summary").click()
+    page.get_by_text("Settings", exact=True).click()
     assert page.locator("#gamma").is_visible()
     page.get_by_label("Compare with plain").check()
     page.fill("#prompt", "y" * 300)

@@ -103,9 +103,9 @@ class PageServer(ThreadingHTTPServer):
         self.renew()
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
-    def renew(self, *, chat: bool = False, key: str = "", script: Script | None = None) -> None:
-        """Forget all requests, and answer as told from here on."""
-        self.chat, self.key, self.script = chat, key, script or answer()
+    def renew(self, *, mode: str = "", key: str = "", script: Script | None = None) -> None:
+        """Forget all requests, and answer as told from here on; mode `chat` or `source`."""
+        self.mode, self.key, self.script = mode, key, script or answer()
         self.refused: tuple[int, dict[str, Any]] | None = None
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.paths: list[str] = []
@@ -119,9 +119,10 @@ class PageServer(ThreadingHTTPServer):
     def models(self) -> dict[str, Any]:
         """Return the model list."""
         specrt = {
-            "chat": self.chat, "gammas": [0, 1, 2, 3, 4, 6, 8], "gamma": "auto", "rows": 1,
-            "drafters": ["cascade", "model", "ngram", "none"], "drafter": "cascade",
-            "backend": "ort-cpu",
+            "chat": self.mode == "chat", "gammas": [0, 1, 2, 3, 4, 6, 8], "gamma": "auto",
+            "drafters": ["cascade", "model", "ngram", "none"], "drafter": "cascade", "rows": 1,
+            "backend": "ort-cpu", **({"max_source": 256} if self.mode == "source" else {}),
+            "target": {"model_type": "llama", "parameters": 15735168, "precision": "fp32"},
         }  # fmt: skip
         return {"data": [{"id": "codelet", "max_model_len": 2048, "specrt": specrt}]}
 

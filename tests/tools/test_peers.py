@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from compare import main
@@ -21,6 +22,7 @@ from peerbench.schedule import Contender
 from peerbench.server import completed
 from peerbench.summary import figures, first_tokens
 from peerbench.table import HEADINGS, first_token_table, markdown, verdict
+from plot import TO, plot
 from run_llamacpp import read_example
 
 from specrt.text.prompt_file import read_prompts
@@ -265,3 +267,12 @@ def test_the_example_is_believed_about_its_rate() -> None:
     assert found.ttft_ns == 60_000_000
     with pytest.raises(ValueError, match="8 tokens of a prompt of 9"):
         read_example(SAID, 9, [], 16)
+
+
+def test_the_plot_is_what_the_recorded_results_make() -> None:
+    drawn = plot()
+    assert TO.read_text(encoding="utf-8") == drawn, "run python benchmarks/peers/plot.py"
+    assert len(drawn) < 10_000
+    ElementTree.fromstring(drawn)
+    for told in ("602, lookup and draft model; plain 285", "124, plain<", "ik_llama.cpp"):
+        assert told in drawn

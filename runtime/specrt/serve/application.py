@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specrt
-from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, read_manifest
+from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, Manifest, read_manifest
 from specrt.errors import RequestError, SpecrtError
 from specrt.generator import refuse_sources
 from specrt.loading import load
@@ -152,7 +152,7 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
         options.name or folder.resolve().name,
         template=template,
         fingerprint=f"b{manifest.files[TOKENIZER].sha256[:12]}",
-        backend=manifest.backend_of(manifest.target),
+        facts=_facts(manifest),
         max_queue=options.max_queue,
         metrics_prefix=options.metrics_prefix,
         speech=speech,
@@ -216,6 +216,20 @@ def application(service: Service, options: ServerOptions) -> FastAPI:
         )  # fmt: skip
     made.add_middleware(RequestLog)
     return made
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """Return what /v1/models tells of a bundle."""
+    models = {
+        role: {
+            "model_type": model.model_type,
+            "parameters": model.parameters,
+            "precision": model.precision,
+        }
+        for role, model in (("target", manifest.target), ("draft", manifest.draft))
+        if model is not None
+    }
+    return {"backend": manifest.backend_of(manifest.target), **models}
 
 
 def _template(folder: Path, file: Path | None) -> ChatTemplate | None:

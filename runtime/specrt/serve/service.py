@@ -68,7 +68,7 @@ class Service:
         *,
         template: ChatTemplate | None = None,
         fingerprint: str = "",
-        backend: str = "",
+        facts: Mapping[str, Any] | None = None,
         max_queue: int = 64,
         metrics_prefix: str = "specrt",
         speech: WhisperConfig | None = None,
@@ -80,7 +80,8 @@ class Service:
         """By which requests may call the model."""
         self.template = template
         self.fingerprint = fingerprint
-        self.backend = backend
+        self.facts = facts or {"backend": None}
+        """Of the bundle, for /v1/models."""
         self.speech = speech
         """Of a bundle that transcribes."""
         self.created = int(time())
@@ -131,7 +132,7 @@ class Service:
             "max_model_len": self.context,
             "specrt": {
                 "chat": self.template is not None and models.conditioned is None,
-                "backend": self.backend or None,
+                **self.facts,
                 "gammas": list(models.gammas),
                 "gamma": models.gamma,
                 "drafters": list(available_drafters(has_model=models.draft is not None)),
