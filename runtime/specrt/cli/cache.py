@@ -1,4 +1,4 @@
-"""Bundles of checkpoints that a command was given in place of a bundle: built once, kept."""
+"""Bundles of recipes, and of checkpoints given in place of a bundle: built once, kept."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -26,6 +26,9 @@ from specrt.engine.backends import check_versions, notices
 from specrt.engine.kernels import LAYOUT, missing_kernels
 from specrt.errors import BuildError, BundleError, CheckpointError, RequestError
 from specrt.system.doctor import check_exporter
+
+if TYPE_CHECKING:
+    from specrt_export.recipe import Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,8 +60,11 @@ def bundle_argument(command: F) -> F:
 def bundle_of(path: Path, draft: Path | None = None) -> Path:
     """Return the bundle at a path; of a checkpoint that in the cache, built if it is missing.
 
+    The default bundle is that of its recipe where none was built in this folder.
     Raises: SpecrtError.
     """
+    if path == DEFAULT_BUNDLE and draft is None and not path.exists():
+        return bundle_of_recipe(recipes_folder() / path.name / "recipe.toml")
     if not is_checkpoint(path):
         if draft is not None:
             raise RequestError(
@@ -72,10 +78,27 @@ def bundle_of(path: Path, draft: Path | None = None) -> Path:
             f"--draft is {str(draft)!r}; expected a GGUF file or a checkpoint's folder on this "
             "machine. `specrt build --target` also takes hub names"
         )
-    place = cache() / "bundles" / _name(path, draft)
-    if not _usable(place):
-        _build(path, draft, place)
-    return place
+    pair = f"{path}, drafted for by {draft}," if draft else f"{path}"
+    sources = [_identity(one) for one in (path, draft) if one is not None]
+    stem = path.stem if path.suffix == GGUF else path.resolve().name
+    return _kept(_name(stem, sources), pair, partial(_read_checkpoints, path, draft))
+
+
+def bundle_of_recipe(recipe: Path) -> Path:
+    """Return the bundle of a recipe, in the cache, built if it is missing.
+
+    Raises: SpecrtError.
+    """
+    folder = recipe.parent
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    facts = [(str(path.relative_to(folder)), path.stat()) for path in files]
+    sources = [(name, fact.st_size, fact.st_mtime_ns) for name, fact in facts]
+    return _kept(_name(folder.name, sources), folder.name, partial(_read_recipe, recipe))
+
+
+def recipes_folder() -> Path:
+    """Return the folder of the recipes that come with specrt; in a clone a link to `engines`."""
+    return Path(specrt.__file__).parent / "engines"
 
 
 def cache() -> Path:
@@ -94,15 +117,14 @@ def cache() -> Path:
     return root / "specrt"
 
 
-def _name(path: Path, draft: Path | None) -> str:
+def _name(stem: str, sources: Sequence[object]) -> str:
     """Return a name that is another one whenever the bundle would be."""
     made = {
-        "checkpoints": [_identity(one) for one in (path, draft) if one is not None],
+        "sources": sources,
         "specrt": [specrt.__version__, FORMAT, LAYOUT, bool(missing_kernels())],
         "machine": platform.machine(),
     }
     key = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
-    stem = path.stem if path.suffix == GGUF else path.resolve().name
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)[:80].lstrip('.') or 'pair'}-{key}"
 
 
@@ -139,34 +161,50 @@ def _usable(place: Path) -> bool:
     return True
 
 
-def _build(path: Path, draft: Path | None, place: Path) -> None:
-    """Build a bundle into the cache; of two processes one does.
+def _read_checkpoints(path: Path, draft: Path | None) -> Recipe:
+    check_exporter()
+    with named_by_flags(None, "BUNDLE"):
+        return pair_recipe(str(path), draft=None if draft is None else str(draft))[0]
+
+
+def _read_recipe(recipe: Path) -> Recipe:
+    from specrt_export.recipe import read_recipe
+
+    return read_recipe(recipe)
+
+
+def _kept(name: str, pair: str, read: Callable[[], Recipe]) -> Path:
+    """Return the bundle of a name in the cache, built if it is missing; of two processes one does.
 
     Raises: SpecrtError; nothing half-written is left.
     """
-    check_exporter()
-    with installed(), named_by_flags(None, "BUNDLE"):
-        plan, _ = pair_recipe(str(path), draft=None if draft is None else str(draft))
+    place = cache() / "bundles" / name
+    if _usable(place):
+        return place
+    with installed():
+        plan = read()
     with _locked(place):
-        if _usable(place):
-            return
-        pair = f"{path}, drafted for by {draft}," if draft else f"{path}"
-        print(
-            f"note: {pair} is built once, into {place}; `rm -r {shlex.quote(str(place))}` removes "
-            "it",
-            file=sys.stderr,
-            flush=True,
-        )
-        try:
-            with installed(), named_by_flags(None, "BUNDLE"):
-                found = build_bundle(plan, place) or []
-            # What is said of slow kernels is said again when the bundle is opened.
-            slow = notices(read_manifest(place))
-            print_notices([notice for notice in found if notice not in slow])
-        except BuildError as error:
-            if not isinstance(error.__cause__, OSError) and "--out" not in str(error):
-                raise
-            raise _elsewhere(str(error)) from error
+        if not _usable(place):
+            _build(plan, place, pair)
+    return place
+
+
+def _build(plan: Recipe, place: Path, pair: str) -> None:
+    print(
+        f"note: {pair} is built once, into {place}; `rm -r {shlex.quote(str(place))}` removes it",
+        file=sys.stderr,
+        flush=True,
+    )
+    try:
+        with installed(), named_by_flags(None, "BUNDLE"):
+            found = build_bundle(plan, place) or []
+        # What is said of slow kernels is said again when the bundle is opened.
+        slow = notices(read_manifest(place))
+        print_notices([notice for notice in found if notice not in slow])
+    except BuildError as error:
+        if not isinstance(error.__cause__, OSError) and "--out" not in str(error):
+            raise
+        raise _elsewhere(str(error)) from error
 
 
 def _elsewhere(why: str) -> BuildError:
