@@ -7,18 +7,16 @@ library of C++ is inside. The same sources and compilers give the same bytes.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
-
-from ziglang import __file__ as ziglang
 
 ROOT = Path(__file__).parents[1]
 GLIBC = 2, 28
@@ -28,7 +26,11 @@ MACHINES = "x86_64", "aarch64"
 SYSTEM = re.compile(r"lib(c|m|pthread|dl)\.so\.\d|ld-linux-(x86-64|aarch64)\.so\.\d")
 """Libraries that every such Linux has."""
 
-BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(*map(eval, sys.argv[2:]))"
+BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(*map(eval, sys.argv[2:])))
+"""
 
 # Version 2.32 of glibc brought this flag, which the standard library reads: there may be threads.
 SINGLE_THREADED = "char __libc_single_threaded = 0;\n"
@@ -50,8 +52,7 @@ def main() -> int:
 
 def unpacked_sources(folder: Path) -> Path:
     """Make a source archive and unpack it: a wheel has what anyone could build from one."""
-    _setuptools(ROOT, "build_sdist", str(folder))
-    (archive,) = folder.glob("*.tar.gz")
+    archive = folder / _setuptools(ROOT, "build_sdist", str(folder))
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")  # with the modes that everyone has
     return folder / archive.name.removesuffix(".tar.gz")
@@ -71,9 +72,7 @@ def build_wheel(sources: Path, machine: str, out: Path) -> Path:
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "315532800"),  # 1980, as zip has
     }
     options = {"--build-option": ["--plat-name", tag]}
-    _setuptools(fresh, "build_wheel", str(out), options, **environment)
-    (wheel,) = out.glob(f"specrt-*-{tag}.whl")
-    return wheel
+    return out / _setuptools(fresh, "build_wheel", str(out), options, **environment)
 
 
 def package_of(machine: str) -> str:
@@ -86,38 +85,49 @@ def linker(machine: str, compiler: str, folder: Path) -> list[str]:
     flag, exports = folder / "single_threaded.c", folder / "exports.map"
     flag.write_text(SINGLE_THREADED)
     exports.write_text(EXPORTS)
-    library = subprocess.check_output([compiler, "-print-file-name=libstdc++.a"], text=True)
-    zig = Path(ziglang).with_name("zig")
+    # GCC's own, where the processor is told apart when the library is loaded, before Zig's.
+    names = ("libstdc++.a", "libgcc.a")
+    inside = [
+        subprocess.check_output([compiler, f"-print-file-name={name}"], text=True).strip()
+        for name in names
+    ]
+    zig = Path(importlib.import_module("ziglang").__file__ or "").with_name("zig")
     target = f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     return [
-        f"{zig} cc -target {target} -shared -s {library.strip()} -lunwind -lm -lpthread",
+        f"{zig} cc -target {target} -shared -s {' '.join(inside)} -lunwind -lm -lpthread",
         f"{flag.name} -Wl,--gc-sections -Wl,--version-script={exports.name}",
     ]
 
 
 def check_library(wheel: Path) -> None:
-    """Refuse a wheel whose library needs what a machine of its tag may lack."""
+    """Remove a wheel whose library needs what a machine of its tag may lack, and say so."""
     with ZipFile(wheel) as archive, TemporaryDirectory() as folder:
         library = archive.extract("specrt/libspecrt_kernels.so", folder)
         found = subprocess.check_output(["readelf", "-dVW", library], text=True)
         listed = subprocess.check_output(["nm", "-Du", library], text=True)
-    too_new = {f"GLIBC_{a}.{b}" for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", found)
-               if (int(a), int(b)) > GLIBC}  # fmt: skip
-    others = [name for name in re.findall(r"NEEDED.*\[(.*)\]", found) if not SYSTEM.fullmatch(name)]
-    unknown = [name for name in re.findall(r"^ +U (.*)$", listed, re.MULTILINE) if "@" not in name]
-    if too_new or others or unknown:
+    versions = {(int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", found)}
+    faults = [f"GLIBC_{a}.{b}" for a, b in sorted(versions) if (a, b) > GLIBC]
+    faults += [
+        name for name in re.findall(r"NEEDED.*\[(.*)\]", found) if not SYSTEM.fullmatch(name)
+    ]
+    # A symbol without a version is in none of the libraries that it was linked with.
+    faults += [name for name in re.findall(r"^ +U (.*)$", listed, re.MULTILINE) if "@" not in name]
+    if faults:
         wheel.unlink()
-        sys.exit(f"{wheel.name} needs {sorted([*too_new, *others, *unknown])}; expected nothing "
-                 f"but glibc {GLIBC[0]}.{GLIBC[1]}")  # fmt: skip
+        glibc = f"glibc {GLIBC[0]}.{GLIBC[1]}"
+        sys.exit(f"{wheel.name} needs {', '.join(faults)}; expected nothing newer than {glibc}")
 
 
-def _setuptools(folder: Path, hook: str, *arguments: object, **environment: str) -> None:
-    command: Sequence[str] = [sys.executable, "-c", BUILD, hook, *map(repr, arguments)]
+def _setuptools(folder: Path, hook: str, *arguments: object, **environment: str) -> str:
+    """Call a hook of setuptools in a folder; return the name of the file that it made."""
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, check=False, capture_output=True, text=True,
+        [sys.executable, "-c", BUILD, hook, *map(repr, arguments)],
+        cwd=folder, env={**os.environ, **environment}, check=False, capture_output=True, text=True,
     )  # fmt: skip
-    if done.returncode:
+    # Without a library a wheel would be made all the same.
+    if done.returncode or "were not compiled" in done.stderr:
         sys.exit(done.stdout + done.stderr)
+    return done.stdout.splitlines()[-1]
 
 
 if __name__ == "__main__":

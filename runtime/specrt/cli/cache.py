@@ -81,7 +81,7 @@ def bundle_of(path: Path, draft: Path | None = None) -> Path:
     pair = f"{path}, drafted for by {draft}," if draft else f"{path}"
     sources = [_identity(one) for one in (path, draft) if one is not None]
     stem = path.stem if path.suffix == GGUF else path.resolve().name
-    return _kept(_name(stem, sources), pair, partial(_read_checkpoints, path, draft))
+    return _kept(_place(stem, sources), pair, partial(_read_checkpoints, path, draft))
 
 
 def bundle_of_recipe(recipe: Path) -> Path:
@@ -93,7 +93,9 @@ def bundle_of_recipe(recipe: Path) -> Path:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     facts = [(str(path.relative_to(folder)), path.stat()) for path in files]
     sources = [(name, fact.st_size, fact.st_mtime_ns) for name, fact in facts]
-    return _kept(_name(folder.name, sources), folder.name, partial(_read_recipe, recipe))
+    # The folder has the name that the server gives the model.
+    place = _place(folder.name, sources) / folder.name
+    return _kept(place, folder.name, partial(_read_recipe, recipe))
 
 
 def recipes_folder() -> Path:
@@ -117,15 +119,16 @@ def cache() -> Path:
     return root / "specrt"
 
 
-def _name(stem: str, sources: Sequence[object]) -> str:
-    """Return a name that is another one whenever the bundle would be."""
+def _place(stem: str, sources: Sequence[object]) -> Path:
+    """Return a place in the cache that is another one whenever the bundle would be."""
     made = {
         "sources": sources,
         "specrt": [specrt.__version__, FORMAT, LAYOUT, bool(missing_kernels())],
         "machine": platform.machine(),
     }
     key = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
-    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', stem)[:80].lstrip('.') or 'pair'}-{key}"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem)[:80].lstrip(".") or "pair"
+    return cache() / "bundles" / f"{name}-{key}"
 
 
 def _identity(path: Path) -> list[tuple[str, int, int]]:
@@ -173,12 +176,11 @@ def _read_recipe(recipe: Path) -> Recipe:
     return read_recipe(recipe)
 
 
-def _kept(name: str, pair: str, read: Callable[[], Recipe]) -> Path:
-    """Return the bundle of a name in the cache, built if it is missing; of two processes one does.
+def _kept(place: Path, pair: str, read: Callable[[], Recipe]) -> Path:
+    """Return the bundle at a place in the cache, built if it is missing; of two processes one does.
 
     Raises: SpecrtError; nothing half-written is left.
     """
-    place = cache() / "bundles" / name
     if _usable(place):
         return place
     with installed():
