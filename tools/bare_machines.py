@@ -72,7 +72,7 @@ status=$?; kill $!; wait; exit $status
 """
 ENVIRONMENT = (
     "env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin "
-    f"SSL_CERT_FILE={CERTIFICATES}"
+    f"SSL_CERT_FILE={CERTIFICATES} PIP_CERT={CERTIFICATES}"
 )
 COMPILERS = "c++", "g++", "clang++", "cc", "gcc", "clang"
 
