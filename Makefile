@@ -31,7 +31,8 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export setup-align setup-serve engines generate chat serve test test-deploy lint check bench gpu-check clean
+.PHONY: help setup setup-export setup-align setup-serve engines generate chat serve wheel test test-deploy test-install lint \
+  check bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +80,10 @@ $(VENV)-deploy/.installed: $(VENV)/.runtime requirements/deploy.txt requirements
 	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check -r requirements/test.txt -r requirements/deploy.txt
 	@touch $@
 
+$(VENV)/.wheel: $(VENV)/.runtime requirements/wheel.txt
+	@$(PIP) -r requirements/wheel.txt
+	@touch $@
+
 setup: $(VENV)/.runtime ## make .venv with what building and running need (no torch)
 
 setup-export: $(VENV)/.export ## add torch and transformers, to export checkpoints
@@ -104,12 +109,18 @@ chat: engines ## talk with codelet, or PAIR; ARGS="--show-draft"
 serve: engines $(VENV)/.serve ## serve codelet, or PAIR, at http://127.0.0.1:8080; ARGS="--port 9000"
 	@$(BIN)/specrt serve $(BUNDLE) $(ARGS)
 
+wheel: $(VENV)/.wheel ## build the wheels of x86-64 and aarch64 into dist; MACHINES=x86_64 builds one
+	@$(BIN)/python tools/wheels.py $(MACHINES)
+
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
 	@$(if $(ARGS),,echo 'all tests take about eleven minutes on two cores that nothing else uses; ARGS="-k words" narrows them')
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
 test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them
 	@$(VENV)-deploy/bin/python -m pytest tests/deploy -m "nightly or not nightly" $(ARGS)
+
+test-install: wheel ## install the wheels in bare chroots of Debian (root, debootstrap); PYTHONS="/path/python3.10 ..." adds some
+	@$(BIN)/python tools/bare_machines.py $(PYTHONS)
 
 lint: $(VENV)/.export $(VENV)/.test ## check formatting, style and types
 	@$(BIN)/ruff format -q --check . && $(BIN)/ruff check -q . && $(BIN)/mypy

@@ -12,15 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from os import environ, getpid
 from pathlib import Path
+from shlex import split
 from shutil import copyfile, which
-from sysconfig import get_config_var
+from subprocess import CalledProcessError, run
 from zipfile import ZipFile
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
+from setuptools.errors import CompileError
 
 ROOTS = "runtime", "export"
 NAME = "specrt_roots.pth"
@@ -54,11 +55,8 @@ SOURCES = Path("runtime/cpp/src")
 FLAGS = SOURCES / "kernels" / "compile_flags.txt"
 """Those of the kernels, which CMake reads too: every compiler gives the same bits."""
 
-for variable, known in {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}.items():
-    command = (get_config_var(variable) or known[0]).split()[0]
-    if variable not in environ and which(command) is None:
-        # Python was compiled by a compiler that is not here; another one will do.
-        environ[variable] = next(filter(which, known), command)
+COMPILER = split(environ.get("CXX", "")) or [next(filter(which, ("c++", "g++", "clang++")), "c++")]
+LINKER = split(environ.get("LDCXXSHARED", "")) or [*COMPILER, "-shared", "-pthread"]
 
 
 def compiled(suffix: str) -> list[str]:
@@ -70,32 +68,37 @@ def compiled(suffix: str) -> list[str]:
 KERNELS = Extension(
     "specrt.libspecrt_kernels",
     compiled(".cpp"),
-    include_dirs=[str(SOURCES)],
     depends=[str(FLAGS), *compiled(".hpp")],
-    extra_compile_args=[*FLAGS.read_text().split(), "-fvisibility=hidden", "-g0", "-pthread"],
-    extra_link_args=["-pthread"],
     language="c++",
     optional=True,
 )
 
 
 class SharedLibrary(build_ext):
-    """Compiles a plain shared library: no Python module, the same for every Python."""
+    """Compiles a plain shared library: no Python module, the same for and by every Python."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the name without what tells Pythons apart."""
         return "/".join(fullname.split(".")) + ".so"
 
     def build_extension(self, extension: Extension) -> None:
-        """Compile all sources at once."""
-        compile_ = self.compiler.compile
-        with ThreadPoolExecutor() as pool:
-            self.compiler.compile = lambda sources, **options: [
-                result
-                for results in pool.map(lambda source: compile_([source], **options), sources)
-                for result in results
-            ]
-            super().build_extension(extension)
+        """Compile all sources at once, and link them."""
+        made = Path(self.get_ext_fullpath(extension.name))
+        for folder in (made.parent, Path(self.build_temp)):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with ThreadPoolExecutor() as pool:
+                objects = [*pool.map(self.compile_source, extension.sources)]
+            run([*LINKER, *objects, "-o", str(made)], check=True)
+        except (OSError, CalledProcessError) as error:
+            raise CompileError(f"the CPU kernels were not compiled: {error}") from error
+
+    def compile_source(self, source: str) -> str:
+        """Compile a source into an object; return its path."""
+        made = str(Path(self.build_temp, source.replace("/", "-")).with_suffix(".o"))
+        flags = [*FLAGS.read_text().split(), "-fPIC", "-fvisibility=hidden", "-pthread"]
+        run([*COMPILER, *flags, f"-I{SOURCES}", "-c", source, "-o", made], check=True)
+        return made
 
     def copy_extensions_to_source(self) -> None:
         """Put the library beside the package, by a new name first: processes may have mapped it.
@@ -114,28 +117,6 @@ class SharedLibrary(build_ext):
                 there.unlink(missing_ok=True)
 
 
-class ReadyRecipes(build_py):
-    """Puts the recipes of the ready pairs, and the text they are measured on, into the package."""
-
-    @property
-    def recipes(self) -> list[Path]:
-        """The files of the pairs whose weights are on the hub."""
-        pairs = [shape.parent for shape in Path("engines").glob("*/shape.json")]
-        return sorted([*Path("engines").glob("*.jsonl"), *(f for p in pairs for f in p.iterdir())])
-
-    def get_source_files(self) -> list[str]:
-        """Return what a source archive has."""
-        return [*super().get_source_files(), *map(str, self.recipes)]
-
-    def run(self) -> None:
-        """Build the package, and copy them."""
-        super().run()
-        for path in () if self.editable_mode else self.recipes:
-            place = Path(self.build_lib, "specrt_export", path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            copyfile(path, place)
-
-
 class AnyPython(bdist_wheel):
     """Names wheels by their platform alone."""
 
@@ -149,7 +130,6 @@ setup(
     cmdclass={
         "bdist_wheel": AnyPython,
         "build_ext": SharedLibrary,
-        "build_py": ReadyRecipes,
         "editable_wheel": PathEntries,
     },
 )

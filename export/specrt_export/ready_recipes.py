@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_PLACES = (Path(__file__).parents[2] / "engines", Path(__file__).parent / "engines")
-"""Where recipes are: in a clone, and in an installed package."""
+import specrt
+
+FOLDER = Path(specrt.__file__).parent / "engines"
+"""Where recipes are; in a clone a link to `engines`."""
 
 _CHECKPOINT = re.compile(r'^checkpoint = "(.+)"$', re.MULTILINE)
 
 
 def ready_recipes() -> dict[str, Path]:
     """Return the recipe of each pair, by name."""
-    found = [path for place in _PLACES for path in sorted(place.glob("*/recipe.toml"))]
-    return {path.parent.name: path for path in found}
+    return {path.parent.name: path for path in sorted(FOLDER.glob("*/recipe.toml"))}
 
 
 def checkpoints_of(recipe: Path) -> list[str]:

@@ -190,15 +190,6 @@ def test_a_bundle_that_was_likely_meant_is_named(
     assert "such as engines/codelet/recipe.toml" in cli("build", "engines").refusal
 
 
-def test_nothing_given_where_nothing_was_built(
-    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = cli("generate").refusal
-    assert "engines/build/codelet does not exist; build one with" in said
-    assert "text to complete" not in said
-
-
 def test_standard_input_is_held(cli: Run, codelet: Path) -> None:
     assert "put --prompt before it" in cli("generate", "import os").refusal
     said = cli("generate", codelet, stdin=b"ab\xff").refusal

@@ -1,10 +1,13 @@
-"""Dockerfile and KServe manifest, which are not run here: what can be told by reading them."""
+"""Image, service and KServe manifest: what can be told by reading them."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,23 @@ def test_the_last_stage_runs_as_nobody_in_particular_and_carries_no_sources() ->
 def test_what_is_copied_into_the_image_is_there() -> None:
     kept = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().split()
     assert all((ROOT / name[1:]).exists() for name in kept if name.startswith("!"))
+
+
+def test_the_service_starts_the_server_and_systemd_reads_it(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "specrt.service").read_text()
+    (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    program, verb, *words = shlex.split(start)
+    assert (program, verb) == ("/opt/specrt/bin/specrt", "serve")
+    command.make_context("serve", words)
+    (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
+    assert int(stop) > command.make_context("serve", []).params["drain"]
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "specrt.service"
+    unit.write_text(text.replace(program, "/bin/true"))
+    made = ["systemd-analyze", "verify", str(unit)]
+    done = subprocess.run(made, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def container() -> Any:

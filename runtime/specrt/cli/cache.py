@@ -1,4 +1,4 @@
-"""Bundles of checkpoints that a command was given in place of a bundle: built once, kept."""
+"""Bundles of recipes, and of checkpoints given in place of a bundle: built once, kept."""
 
 from __future__ import annotations
 
@@ -75,9 +75,11 @@ def bundle_argument(command: F) -> F:
 def bundle_of(path: Path, draft: Path | None = None) -> Path:
     """Return the bundle at a path; of a pair or a checkpoint its bundle, built if it is missing.
 
+    The default bundle is that of its recipe where none was built in this folder.
     Raises: SpecrtError.
     """
-    recipe = ready_recipe(str(path))
+    default = path == DEFAULT_BUNDLE and draft is None and not path.exists()
+    recipe = ready_recipe(path.name if default else str(path))
     if recipe is None and is_named_checkpoint(path):
         return _of_checkpoints(path, draft)
     if draft is not None:

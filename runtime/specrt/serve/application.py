@@ -149,7 +149,7 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
     )
     service = Service(
         generator,
-        options.name or folder.resolve().name,
+        options.name or re.sub(r"-[0-9a-f]{16}$", "", folder.resolve().name),  # the cache's hash
         template=template,
         fingerprint=f"b{manifest.files[TOKENIZER].sha256[:12]}",
         facts=_facts(manifest),

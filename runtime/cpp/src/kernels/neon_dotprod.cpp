@@ -1,8 +1,8 @@
 // NEON with dot products of bytes: Arm from Cortex-A75 and Neoverse N1.
 #if defined(__aarch64__)
 #include <arm_neon.h>
-#include <sys/auxv.h>
 
+#include "kernels/arm_features.hpp"
 #include "kernels/instruction_sets.hpp"
 #include "kernels/target.hpp"
 
@@ -19,7 +19,13 @@ namespace {
 #include "kernels/neon.hpp"
 
 // HWCAP_ASIMDDP, which headers older than the instructions lack.
-bool supported() { return (getauxval(AT_HWCAP) & 1UL << 20) != 0; }
+bool supported() {
+#if defined(__APPLE__)
+  return is_reported("hw.optional.arm.FEAT_DotProd");
+#else
+  return (getauxval(AT_HWCAP) & 1UL << 20) != 0;
+#endif
+}
 
 using Vector = Neon<false>;
 

@@ -1,8 +1,8 @@
 // NEON with dot products of unsigned and signed bytes: Arm from Neoverse V1, Apple from M2.
 #if defined(__aarch64__)
 #include <arm_neon.h>
-#include <sys/auxv.h>
 
+#include "kernels/arm_features.hpp"
 #include "kernels/instruction_sets.hpp"
 #include "kernels/target.hpp"
 
@@ -20,7 +20,13 @@ namespace {
 #include "kernels/neon.hpp"
 
 // HWCAP2_I8MM, which headers older than the instructions lack.
-bool supported() { return (getauxval(AT_HWCAP2) & 1UL << 13) != 0; }
+bool supported() {
+#if defined(__APPLE__)
+  return is_reported("hw.optional.arm.FEAT_I8MM");
+#else
+  return (getauxval(AT_HWCAP2) & 1UL << 13) != 0;
+#endif
+}
 
 using Vector = Neon<true>;
 
