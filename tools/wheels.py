@@ -95,7 +95,8 @@ def linker(machine: str, compiler: str, folder: Path) -> list[str]:
     target = f"{machine}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     return [
         f"{zig} cc -target {target} -shared -s {' '.join(inside)} -lunwind -lm -lpthread",
-        f"{flag.name} -Wl,--gc-sections -Wl,--version-script={exports.name}",
+        # Zig adds no destructors for where a library is unloaded: this one never is.
+        f"{flag.name} -Wl,-z,nodelete -Wl,--gc-sections -Wl,--version-script={exports.name}",
     ]
 
 

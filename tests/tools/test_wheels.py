@@ -47,9 +47,12 @@ def test_two_clones_make_the_same_wheel_with_all_kernels(tmp_path: Path) -> None
     first, second = (hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in made)
     assert first == second
     with ZipFile(made[0]) as archive:
-        library = ctypes.CDLL(archive.extract("specrt/libspecrt_kernels.so", tmp_path))
+        path = archive.extract("specrt/libspecrt_kernels.so", tmp_path)
+        library = ctypes.CDLL(path)
         assert {
             f"specrt/engines/{name}/recipe.toml" for name in ("codelet", "itn", "qwen3-4b")
         } <= {*archive.namelist()}
     library.specrt_kernels_supported.restype = ctypes.c_char_p
     assert library.specrt_kernels_supported().decode().split() == instruction_sets()
+    code = "import _ctypes, sys; _ctypes.dlclose(_ctypes.dlopen(sys.argv[1], 2))"
+    subprocess.run([sys.executable, "-c", code, path], check=True)  # ends without a fault
