@@ -327,6 +327,7 @@ def test_controls_reach_the_request(open_page: Open, server: PageServer) -> None
     gamma.fill("4")
     assert gamma.get_attribute("aria-valuetext") == "3"
     page.get_by_label("Drafter").select_option("ngram")
+    assert page.get_by_label("Temperature").input_value() == "0.55"  # the model's own
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Max tokens").fill("17")
     page.get_by_label("Seed").fill("5")

@@ -123,6 +123,7 @@ class PageServer(ThreadingHTTPServer):
             "drafters": ["cascade", "model", "ngram", "none"], "drafter": "cascade", "rows": 1,
             "backend": "ort-cpu", **({"max_source": 256} if self.mode == "source" else {}),
             "target": {"model_type": "llama", "parameters": 15735168, "precision": "fp32"},
+            "sampling": {"temperature": 0.55, "top_p": 0.9},
         }  # fmt: skip
         return {"data": [{"id": "codelet", "max_model_len": 2048, "specrt": specrt}]}
 
