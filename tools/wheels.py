@@ -39,6 +39,7 @@ EXPORTS = "{ global: specrt_*; RegisterCustomOps; local: *; };\n"
 
 def main() -> int:
     """Build a wheel for each machine that is named, into dist."""
+    os.umask(0o022)
     out = ROOT / "dist"
     out.mkdir(exist_ok=True)
     with TemporaryDirectory() as folder:
@@ -54,8 +55,13 @@ def unpacked_sources(folder: Path) -> Path:
     """Make a source archive and unpack it: a wheel has what anyone could build from one."""
     archive = folder / _setuptools(ROOT, "build_sdist", str(folder))
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")  # with the modes that everyone has
+        packed.extractall(folder, filter=_readable)
     return folder / archive.name.removesuffix(".tar.gz")
+
+
+def _readable(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo:
+    """Give a file the mode that it has where everyone may read it, whoever made the clone."""
+    return tarfile.data_filter(member, place).replace(mode=0o755 if member.isdir() else 0o644)
 
 
 def build_wheel(sources: Path, machine: str, out: Path) -> Path:
