@@ -35,6 +35,8 @@ CPU revision : 3
 
 """
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+TRUSTED = Path("/certificates.pem")
+"""Where this machine's certificates lie in a chroot: what is installed there brings others."""
 
 WAYS = {
     "pip": ("{python} -m venv /try && /try/bin/pip install -q '{wheel}'", "/try/bin/specrt"),
@@ -72,7 +74,7 @@ status=$?; kill $!; wait; exit $status
 """
 ENVIRONMENT = (
     "env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin "
-    f"SSL_CERT_FILE={CERTIFICATES} PIP_CERT={CERTIFICATES}"
+    f"SSL_CERT_FILE={TRUSTED} PIP_CERT={TRUSTED}"
 )
 COMPILERS = "c++", "g++", "clang++", "cc", "gcc", "clang"
 
@@ -167,9 +169,8 @@ def bare(suite: str, packages: str = "python3,python3-venv", machine: str = "x86
     for compiler in COMPILERS:
         if any((place / folder / compiler).exists() for folder in ("usr/bin", "usr/local/bin")):
             raise SystemExit(f"{place} has {compiler}, and should be bare; remove {place}")
-    for file in (Path("/etc/resolv.conf"), CERTIFICATES):
-        (place / file.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place / file.relative_to("/"))
+    shutil.copyfile("/etc/resolv.conf", place / "etc/resolv.conf")
+    shutil.copyfile(CERTIFICATES, place / TRUSTED.name)
     return place
 
 
