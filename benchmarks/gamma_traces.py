@@ -338,6 +338,18 @@ MACHINES = {
 }
 """Machines of the shapes that engines have, measured ones among them."""
 
+H200 = {
+    f"H200, {name}": Costs(
+        tuple(ms * 1e6 * over for over in (1.0, *passes)), tuple(0.14e6 * g for g in range(9)), 2e4
+    )
+    for name, ms, passes in (
+        ("16 M fp16", 0.35, (1.2316, 1.2417, 1.2608, 1.2596, 1.2781, 1.2868, 1.2821, 1.2795)),
+        ("1 B int8", 1.43, (1.2066, 1.4872, 1.7417, 2.082, 1.7126, 1.7146, 1.7155, 1.7254)),
+        ("1 B int4", 1.09, (1.3991, 1.2805, 1.3059, 1.6409, 1.6627, 1.7015, 1.7734, 2.5492)),
+    )
+}
+"""Engines of ort-cuda as they ran on 2026-11-26: a plain step, and passes over it by width."""
+
 
 def all_traces() -> dict[str, list[Trace]]:
     """Return the made traces and the recorded ones, these with each drafter alone and with both."""

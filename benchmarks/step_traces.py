@@ -14,7 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gamma_traces import FOLDER as TRACES
-from gamma_traces import LARGEST, MACHINES, TEXT, Drafts, Trace, alone, beginnings, draft, recorded
+from gamma_traces import (
+    H200,
+    LARGEST,
+    MACHINES,
+    TEXT,
+    Drafts,
+    Trace,
+    alone,
+    beginnings,
+    draft,
+    recorded,
+)
 
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
@@ -33,7 +44,7 @@ class Regret(NamedTuple):
     worst: float
 
 
-REGRETS = {"made": Regret(0.03, 0.25), "recorded": Regret(0.08, 0.55)}
+REGRETS = {"made": Regret(0.02, 0.25), "recorded": Regret(0.08, 0.65)}
 """By where the costs come from."""
 
 
@@ -176,7 +187,9 @@ def regret(company: Company) -> float:
 def companies() -> dict[str, list[Company]]:
     """Return companies of recorded texts: on machines that were recorded, and on made ones."""
     found: dict[str, list[Company]] = {"made": [], "recorded": []}
-    machines = {name: ("made", StepCosts.of(costs), costs) for name, costs in MACHINES.items()}
+    machines = {
+        name: ("made", StepCosts.of(costs), costs) for name, costs in (MACHINES | H200).items()
+    }
     for path in sorted(FOLDER.glob("*.npz")):
         machines[path.stem] = ("recorded", *read(path))
     for trace in map(recorded, sorted(TRACES.glob("codelet-*.npz"))):
