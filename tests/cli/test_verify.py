@@ -15,7 +15,7 @@ def test_verify_finds_identical_output(cli: Run, codelet: Path, two_prompts: Pat
     options = ("--prompts", two_prompts, "--max-tokens", 12, "--gammas", "0,2,5")
     ran = cli("verify", codelet, *options)
     assert ran.status == 0
-    assert ran.out == "48 tokens of 2 prompts at gamma 2, 5: identical to plain decoding\n"
+    assert ran.out == "48 tokens, 2 prompts at each gamma of 2, 5: identical to plain decoding\n"
     found = json.loads(cli("verify", codelet, *options, "--json").out)
     assert found.pop("drafted") > 0
     assert found == {

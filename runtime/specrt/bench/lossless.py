@@ -197,8 +197,10 @@ def compare(
 
 
 def default_drafter(generator: Generator) -> str:
-    """Return the drafter where none is named: the draft model, or lookup without one."""
-    return available_drafters(has_model=generator.models.draft is not None)[0]
+    """Return the drafter where none is named: the bundle's own, or the first that drafts."""
+    own = generator.check_drafter(None)
+    drafts = available_drafters(has_model=generator.models.draft is not None)
+    return own if own in drafts else drafts[0]
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

@@ -30,7 +30,7 @@ from specrt.text.prompt_file import read_prompts
     "--gammas", help="Gammas to compare with plain decoding.  [default: all built, and auto]"
 )
 @click.option("--drafter", type=click.Choice(available_drafters(has_model=True)),
-              help="What drafts.  [default: the draft model, or lookup without one]")  # fmt: skip
+              help="What drafts.  [default: the bundle's own]")  # fmt: skip
 @click.option("--tolerance", default=FP32_TOLERANCE, show_default=True,
               help="Logits between the plain pass's best two tokens up to which a divergence "
               "counts as a near-tie that rounding decided.")  # fmt: skip
@@ -105,7 +105,7 @@ def _print_report(report: LosslessReport, gammas: list[Gamma]) -> None:
             f"speculative {d.speculative_token}; the plain margin is {d.margin:.2e}: {verdict}"
         )
     prompts = "1 prompt" if report.prompts == 1 else f"{report.prompts} prompts"
-    head = f"{report.tokens} tokens of {prompts} at gamma {_listed(gammas)}: "
+    head = f"{report.tokens} tokens, {prompts} at each gamma of {_listed(gammas)}: "
     if not report.divergences:
         print(head + "identical to plain decoding")
     else:

@@ -128,12 +128,13 @@ class Company:
 class SharedStep:
     """Decides for all rows of a step, which wait for each other, how many draft, and how far.
 
-    It chooses the most expected tokens of the step for its time: the rows whose drafts are
-    likeliest to be kept draft, as many and as far as gives the best rate. At that rate time has a
-    price in tokens, and each row goes on while its next token is worth its share of the step's
-    time (Dinkelbach 1967, On nonlinear fractional programming). Costs are those of whole steps as
-    they ran, by rows. What was expected is held to what came out, of plain steps as of others, and
-    drafts that kept less are charged for it.
+    It chooses the plan with the highest geometric mean of the rows' speeds (Kelly 1997, Charging
+    and rate control for elastic traffic): a row that does not draft is held up by those that do,
+    and doubling one text's speed is worth no more than halving another's. A row that drafts goes on
+    while its next token, as a share of its own, is worth its share of the step's time: the
+    derivative of that mean. Rows that copy go on while a token is worth its time at the step's rate
+    (Dinkelbach 1967, On nonlinear fractional programming). Costs are those of whole steps as they
+    ran, by rows. Drafts that kept less than was expected are charged for it.
     """
 
     def __init__(self, costs: Costs, most: int, *, padded: bool = False) -> None:
@@ -187,12 +188,7 @@ class SharedStep:
         return [row.policy for row in ranked[:number]] if self.probing else ()
 
     def _best(self, ranked: Sequence[Expecting]) -> Plan:
-        """Return the plan that makes the most of all rows, each by its own share.
-
-        What it makes is the geometric mean over rows: a row that does not draft is held up by those
-        that do, and twice as much for one row is worth half as much for another (proportional
-        fairness, Kelly 1997, Charging and rate control for elastic traffic).
-        """
+        """Return the plan with the highest geometric mean of the rows' speeds."""
         verify, worth, rows = self.company.verify, self.company.worth, self.rows
         best = Plan(0.0, 0.0, 0.0, 0, 0)
         products, sums = [1.0] * (self._most + 1), [float(rows)] * (self._most + 1)

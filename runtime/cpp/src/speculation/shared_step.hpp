@@ -73,7 +73,8 @@ struct StepTimes {
   int passes = 0, drafting = 0;
 };
 
-// Decides for all rows of a step how many draft, and how far. Source: Dinkelbach 1967.
+// Decides for all rows of a step how many draft, and how far. Sources: Kelly 1997 (rows that
+// draft), Dinkelbach 1967 (rows that copy).
 class SharedStep {
  public:
   SharedStep(Costs costs, int most, bool padded = false);
