@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrt.errors import CheckpointError, how_to_install, reason_of
+from specrt.errors import CheckpointError, reason_of
 from specrt.system.memory import size
 from specrt_export.hub_cache import (
     COMMIT,
@@ -411,7 +411,7 @@ def explained(name: str, revision: str) -> Iterator[None]:
         from huggingface_hub import errors
     except ImportError as error:
         raise CheckpointError(
-            f"fetching {name} from the hub needs huggingface_hub: {how_to_install('export')}"
+            f"fetching {name} from the hub needs huggingface_hub: `pip install huggingface_hub`"
         ) from error
     # The root of what the hub's HTTP library raises, whichever library that is.
     network = errors.HTTPError  # type: ignore[attr-defined]
@@ -455,4 +455,4 @@ def _remedy(name: str, error: Exception) -> str:
         return f"the hub asks to wait {asked:.0f} s; try again then, `hf auth login` allows more"
     if getattr(error, "errno", None) is not None and not isinstance(error, ConnectionError):
         return f"free room at {cache()}, or name another place with HF_HOME"
-    return f"correct the name, or check the network and HF_ENDPOINT ({endpoint()})"
+    return f"check the network and HF_ENDPOINT ({endpoint()}), then the name"

@@ -182,7 +182,7 @@ def test_listing_needs_nothing_but_the_runtime(tmp_path: Path) -> None:
     assert "qwen3-4b" in done.stdout
     nothing, install = done.stderr.splitlines()
     assert "nothing of qwen3-4b is here" in nothing
-    assert "needs huggingface_hub: make setup-export" in install
+    assert "needs huggingface_hub: `pip install huggingface_hub`" in install
 
 
 def test_offline_is_one_line(hub: LoopbackHub, tmp_path: Path) -> None:
