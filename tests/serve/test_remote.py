@@ -412,7 +412,10 @@ def test_the_command_needs_no_target(
     prompt = "def fibonacci(n):\n"
     with served(VerifyEndpoint(generator)) as port:
         url = f"ws://127.0.0.1:{port}"
-        for options in ((), ("--gamma", 0), ("--temperature", 0.8, "--seed", 3, "--gamma", 4)):
+        for options in (
+            ("--temperature", 0), ("--temperature", 0, "--gamma", 0),
+            ("--temperature", 0.8, "--top-p", 1, "--seed", 3, "--gamma", 4),
+        ):  # fmt: skip
             ran = cli("generate", bundle, "--prompt", prompt, "--remote", url, "--max-tokens", 40,
                       "--json", *options)  # fmt: skip
             assert (ran.status, ran.err) == (0, "")
