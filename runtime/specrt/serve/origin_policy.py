@@ -14,7 +14,7 @@ from ipaddress import ip_address
 
 ANY = "*"
 
-_SAFE = ("GET", "HEAD", "OPTIONS")
+_SAFE = ("GET", "HEAD")
 """Methods that run nothing; without CORS headers no other page reads their answers."""
 
 
