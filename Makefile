@@ -113,8 +113,8 @@ wheel: $(VENV)/.wheel ## build the wheels of x86-64 and aarch64 into dist; MACHI
 	@$(BIN)/python tools/wheels.py $(MACHINES)
 
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
-	@$(if $(ARGS),,echo 'all tests take about ten minutes on two cores that nothing else uses; ARGS="-k words" narrows them')
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -rs $(ARGS)  # two compute while one waits
+	@$(if $(ARGS),,echo 'all tests take about eleven minutes on two cores that nothing else uses; ARGS="-k words" narrows them')
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
 test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them
 	@$(VENV)-deploy/bin/python -m pytest tests/deploy -m "nightly or not nightly" $(ARGS)
