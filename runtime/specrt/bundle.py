@@ -379,7 +379,7 @@ def missing(folder: Path) -> str:
     likely = [*around, *(names[name] for name in near), *_bundles(folder)]
     if likely:
         return f"did you mean {str(likely[0])!r}?"
-    return "build one with `specrt build NAME` or RECIPE; `specrt list` has the names"
+    return "build one with `specrt build RECIPE`, or a name that `specrt list` has in its place"
 
 
 def _bundles(place: Path) -> list[Path]:

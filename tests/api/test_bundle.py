@@ -90,7 +90,7 @@ def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_no_bundle_is_named(bundle: Path) -> None:
     nowhere = bundle / "nowhere"
-    assert f"{nowhere} does not exist" in refusal(nowhere, "specrt build NAME")
+    assert f"{nowhere} does not exist" in refusal(nowhere)
     place = bundle / "manifest.json"
     place.write_text(f'{{"format": {FORMAT + 1}}}')  # refused before its fields are read
     told = f"has bundle format {FORMAT + 1}, and this specrt reads up to {FORMAT}"
