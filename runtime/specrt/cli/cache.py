@@ -160,13 +160,6 @@ def bundles() -> Iterator[tuple[Path, Manifest]]:
                 yield path.parent, read_manifest(path.parent)
 
 
-def built(path: Path) -> Path:
-    """Return the bundle that was built of the pair of a name, or of the default; else the path."""
-    if path.exists() or (path != DEFAULT_BUNDLE and str(path) != path.name):
-        return path
-    return next((found for found, manifest in bundles() if manifest.name == path.name), path)
-
-
 def cache() -> Path:
     """Return the folder of what can be made again, as the XDG Base Directory Specification says.
 

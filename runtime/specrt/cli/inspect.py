@@ -26,13 +26,8 @@ from specrt.tuning.tuning_record import read_tuning
 @click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds, the device it was built for, and the memory it needs.
-
-    BUNDLE may be the name of a pair that was built.
-    """
-    from specrt.cli.cache import built  # which builds, and a build ends with what is shown here
-
-    opened = Bundle.open(bundle := built(bundle))
+    """Show what BUNDLE holds, the device it was built for, and the memory it needs."""
+    opened = Bundle.open(bundle)
     manifest = opened.manifest
     if as_json:
         print(json.dumps({**json.loads(manifest.to_json()), "memory": memory(bundle, manifest)}))
