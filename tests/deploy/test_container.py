@@ -69,6 +69,12 @@ def test_the_last_stage_runs_as_nobody_in_particular_and_carries_no_sources() ->
     assert all(re.search(rf"^{name} = \[", project, re.MULTILINE) for name in extras[1].split(","))
 
 
+def test_what_is_copied_into_the_image_is_all_that_docker_is_given() -> None:
+    nothing, *kept = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().split()
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
+    assert (nothing, kept) == ("*", [f"!{name}" for name in copied])
+
+
 def test_the_service_starts_the_server_and_systemd_reads_it(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "specrt.service").read_text()
     (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)

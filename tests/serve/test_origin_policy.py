@@ -64,6 +64,13 @@ def test_a_server_has_the_names_of_its_machine(local: Live, host: str) -> None:
     assert statuses(local, Host=host) == {200}
 
 
+def test_a_preflight_is_refused_with_the_reason(local: Live) -> None:
+    """A browser sends it before a request of JSON, and shows the developer nothing else."""
+    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    answer = local.http.options(TEXT, headers=asked)
+    assert (answer.status_code, "--allow-origin" in answer.text) == (403, True)
+
+
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8080", "evil.example.", "localhost.evil.example",
