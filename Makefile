@@ -24,7 +24,7 @@ PAIRS = $(patsubst engines/%/$(RECIPE),%,$(wildcard engines/*/$(RECIPE)))
 $(if $(filter-out $(BACKENDS),$(BACKEND)),$(error BACKEND is $(BACKEND); expected one of: $(BACKENDS)))
 $(if $(filter-out $(PAIRS),$(PAIR)),$(error PAIR is $(PAIR), and there is no engines/$(PAIR)/$(RECIPE); there are: $(PAIRS)))
 # Without a PAIR nothing is downloaded: the pairs whose weights are here are built, the others named.
-RECIPES = $(if $(PAIR),echo engines/$(PAIR)/$(RECIPE),$(BIN)/python -m specrt_export.estimate engines/*/$(RECIPE))
+RECIPES = $(if $(PAIR),echo engines/$(PAIR)/$(RECIPE),$(BIN)/python -m specrt_export.estimate.estimate engines/*/$(RECIPE))
 # A checkpoint without a graph beside it is exported, which takes torch.
 EXPORTER = $(if $(wildcard $(PAIR:%=engines/%/$(RECIPE))),$(shell grep -qs '^graph' engines/$(PAIR)/$(RECIPE) || echo $(VENV)/.export))
 BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16,-gpu))

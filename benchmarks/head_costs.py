@@ -32,8 +32,8 @@ from specrt.engine.protocol import Engine, block_of
 from specrt.tuning.pass_timer import PassTimer
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.builder import ModelBuilder, build
-from specrt_export.inputs import find_inputs
-from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.plan.model_inputs import find_inputs
+from specrt_export.recipe.recipe import Recipe, read_recipe
 
 RECIPE = """
 name = "heads"

@@ -16,7 +16,7 @@ from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 from speech.tiny_whisper import save_pair
 from support.toy import byte_level
 

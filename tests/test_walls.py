@@ -27,33 +27,17 @@ specrt.serve
 specrt.speech
 specrt_export.builder
 specrt_export.align
-specrt_export.measured_model
 specrt_export.check
 specrt_export.compile
-specrt_export.speech_pairs
-specrt_export.inputs
+specrt_export.plan
 specrt_export.estimate
-specrt_export.encoder_decoder_shape
-specrt_export.model_shape
-specrt_export.pair
 specrt_export.recipe
-specrt_export.recipe_tables
-specrt_export.compiler_spec
 specrt_export.lower
 specrt_export.quantize
 specrt_export.lint
 specrt_export.portable
 specrt_export.heads
-specrt_export.scored_entries
-specrt_export.task
-specrt_export.provenance
 specrt_export.checkpoint
-specrt_export.hub
-specrt_export.prequantized
-specrt_export.gguf
-specrt_export.quantize.codes
-specrt_export.safetensors_file
-specrt_export.hub_cache specrt_export.ready_recipes
 specrt_export.precision
 specrt_export.atomic_folder
 specrt_export
@@ -190,9 +174,9 @@ def test_the_table_stops_what_it_must() -> None:
 
     assert wrong("specrt.params", "import torch.nn")
     assert wrong(
-        "specrt.text.tokenizer", "def f():\n    from specrt_export.recipe import read_recipe"
+        "specrt.text.tokenizer", "def f():\n    from specrt_export.recipe.recipe import read_recipe"
     )
-    assert wrong("specrt.cli.build", "from specrt_export.recipe import read_recipe")
+    assert wrong("specrt.cli.build", "from specrt_export.recipe.recipe import read_recipe")
     assert not wrong("specrt.cli.build", "def f():\n    from specrt_export import recipe")
     assert wrong("specrt.sampling.noise", "from specrt.speculation.round import Round")
     assert wrong("specrt.sampling.noise", "def f():\n    from specrt.generator import Generator")

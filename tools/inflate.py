@@ -51,7 +51,7 @@ from growth.shards import SHARD_BYTES, Entry, write_shards
 from growth.tensor import DTYPES, encode, grow, stored_dtype
 from specrt.errors import BuildError, CheckpointError, SpecrtError
 from specrt_export.atomic_folder import atomic_folder
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 
 BESIDE = (
     "generation_config.json",

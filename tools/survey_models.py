@@ -75,7 +75,7 @@ def save_checkpoint(kind: str, folder: Path) -> None:
     import torch
     import transformers
 
-    from specrt_export.task import task_of
+    from specrt_export.checkpoint.task import task_of
 
     task = task_of(transformers.AutoConfig.for_model(kind).to_dict())
     assert task is not None, "a type that has none was refused"
@@ -119,7 +119,7 @@ def survey(kind: str) -> Outcome:
     """Export one model type and compare it with transformers."""
     from transformers import AutoConfig
 
-    from specrt_export.task import task_of
+    from specrt_export.checkpoint.task import task_of
 
     task = task_of(AutoConfig.for_model(kind).to_dict())
     return _outcome(kind)._replace(encodes=task is not None and task.encodes)
@@ -130,7 +130,7 @@ def _outcome(kind: str) -> Outcome:
 
     from specrt.errors import ExportError
     from specrt_export.check.equivalence import check_parity
-    from specrt_export.checkpoint import Checkpoint
+    from specrt_export.checkpoint.checkpoint import Checkpoint
     from specrt_export.portable.exporter import check_support, export_graph
 
     try:
@@ -188,7 +188,7 @@ def surveyed(kinds: Sequence[str]) -> Iterator[Outcome]:
 def model_types() -> list[str]:
     """Return the model types of the installed transformers that write a text."""
     from specrt.bundle import TASKS
-    from specrt_export.task import classes_for
+    from specrt_export.checkpoint.task import classes_for
 
     return sorted({kind for task in TASKS for kind in classes_for(task)})
 

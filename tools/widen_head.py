@@ -21,10 +21,10 @@ from safetensors.numpy import save_file
 
 from specrt.errors import CheckpointError, SpecrtError
 from specrt_export.atomic_folder import atomic_folder
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import map_array
+from specrt_export.checkpoint.scored_entries import NAME
 from specrt_export.heads.eagle3_format import Head, read_head
-from specrt_export.safetensors_file import map_array
-from specrt_export.scored_entries import NAME
 
 
 def widen(head: Head, added: int) -> dict[str, NDArray[Any]]:

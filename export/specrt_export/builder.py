@@ -51,8 +51,11 @@ from specrt.text.tokenizer import Tokenizer
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.drafting import acceptance_by_position
 from specrt_export.check.equivalence import Reference, check_parity
+from specrt_export.check.measured_model import MeasuredModel, ModelTrials
 from specrt_export.check.quality import Likeliest, QualityGate, acceptance
-from specrt_export.checkpoint import Checkpoint, linked
+from specrt_export.checkpoint.checkpoint import Checkpoint, linked
+from specrt_export.checkpoint.provenance import oddity, parameters, provenance_of
+from specrt_export.checkpoint.task import SPEECH
 from specrt_export.compile.compiler import (
     KV_BYTES,
     CompiledModel,
@@ -62,7 +65,7 @@ from specrt_export.compile.compiler import (
 )
 from specrt_export.heads.head_checkpoint import HeadCheckpoint, feature_weights, own_weights
 from specrt_export.heads.head_formats import HEAD_FORMATS
-from specrt_export.inputs import (
+from specrt_export.plan.model_inputs import (
     CalibrationPieces,
     ModelInputs,
     begin_token,
@@ -82,7 +85,7 @@ from specrt_export.inputs import (
     read_source_pairs,
     shares_encoder,
 )
-from specrt_export.measured_model import MeasuredModel, ModelTrials
+from specrt_export.plan.speech_pairs import feature_extractor, read_speech_pairs
 from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import (
@@ -95,12 +98,9 @@ from specrt_export.portable.graph import (
     read_graph,
     runs_here,
 )
-from specrt_export.provenance import oddity, parameters, provenance_of
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import keep
-from specrt_export.recipe import Recipe, settle
-from specrt_export.speech_pairs import feature_extractor, read_speech_pairs
-from specrt_export.task import SPEECH
+from specrt_export.recipe.recipe import Recipe, settle
 
 VOCAB_MAP = "draft/vocab_map.bin"
 

@@ -401,7 +401,7 @@ def test_a_recipe_without_a_draft_model_names_the_other_kinds(
 ) -> None:
     path = pair / "alone.toml"
     path.write_text('[target]\ncheckpoint = "target"\n', encoding="utf-8")
-    from specrt_export.recipe import read_recipe
+    from specrt_export.recipe.recipe import read_recipe
 
     with pytest.raises(BuildError, match="--kind head"):
         Alignment(read_recipe(path), traces, AlignmentOptions("draft"), None, tmp_path / "state")

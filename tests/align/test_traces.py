@@ -26,7 +26,7 @@ from specrt.traces import (
     read_texts,
 )
 from specrt_export.check.equivalence import Reference
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -17,8 +17,8 @@ from specrt.held_file import check_place, open_file, read_file, replacing
 from specrt.speech.wav import read_wav
 from specrt.text.prompt_file import read_text
 from specrt.traces import read_index
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.recipe import read_recipe
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.recipe.recipe import read_recipe
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from specrt.errors import CheckpointError
-from specrt_export.gguf.blocks import FORMATS, Format
-from specrt_export.gguf.reader import read_gguf
-from specrt_export.gguf.weights import GgufWeight
+from specrt_export.checkpoint.gguf.blocks import FORMATS, Format
+from specrt_export.checkpoint.gguf.reader import read_gguf
+from specrt_export.checkpoint.gguf.weights import GgufWeight
 from support.gguf_files import container
 
 CODED = {n: format_ for n, format_ in FORMATS.items() if format_.decode is not None}

@@ -26,12 +26,12 @@ from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference, check_parity
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.estimate import estimate
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.estimate.estimate import estimate
 from specrt_export.portable.exporter import export_graph
 from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 from support import gguf_files
 from support.gguf_files import SCORED_VOCABULARY, Store, half, write_model
 from support.quantized_folders import RECIPE

@@ -16,11 +16,11 @@ pytest.importorskip("gguf", exc_type=ImportError)
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.gguf.model import GgufModel
-from specrt_export.gguf.weights import GgufWeight
-from specrt_export.hub_cache import SINGLE
-from specrt_export.provenance import provenance_of
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.gguf.model import GgufModel
+from specrt_export.checkpoint.gguf.weights import GgufWeight
+from specrt_export.checkpoint.hub_cache import SINGLE
+from specrt_export.checkpoint.provenance import provenance_of
 from support import gguf_files
 from support.gguf_files import MODELS, SCORED_VOCABULARY, brain, half, quantized, write_model
 

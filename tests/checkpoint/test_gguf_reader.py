@@ -13,9 +13,9 @@ import pytest
 
 from shared import REPOSITORY
 from specrt.errors import CheckpointError
-from specrt_export.gguf.blocks import ABSENT
-from specrt_export.gguf.model import GgufModel
-from specrt_export.gguf.reader import GgufFile, read_gguf
+from specrt_export.checkpoint.gguf.blocks import ABSENT
+from specrt_export.checkpoint.gguf.model import GgufModel
+from specrt_export.checkpoint.gguf.reader import GgufFile, read_gguf
 from support.gguf_files import (
     BYTES_VOCABULARY,
     F32,

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import CheckpointError
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.gguf.reader import read_gguf
-from specrt_export.gguf.vocabulary import CUTS, Vocabulary
+from specrt_export.checkpoint.gguf.reader import read_gguf
+from specrt_export.checkpoint.gguf.vocabulary import CUTS, Vocabulary
 from support.gguf_files import (
     ALPHABET,
     BYTES_VOCABULARY,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import find_inputs
-from specrt_export.provenance import oddity, provenance_of
-from specrt_export.recipe import read_recipe
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.provenance import oddity, provenance_of
+from specrt_export.plan.model_inputs import find_inputs
+from specrt_export.recipe.recipe import read_recipe
 from support.quantized_folders import Gptq, Tensors, container
 
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -103,7 +103,7 @@ def test_a_fetched_model_has_its_name_and_commit(
         asked.append((name, revision))
         return there
 
-    monkeypatch.setattr("specrt_export.checkpoint.download", download)
+    monkeypatch.setattr("specrt_export.checkpoint.checkpoint.download", download)
     local = folder(tmp_path / "recipes" / "own", named())
     recipe = tmp_path / "recipes" / "recipe.toml"
     recipe.write_text(

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from specrt.cli.build import command as build
 from specrt.errors import CheckpointError, SpecrtError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.provenance import provenance_of
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.provenance import provenance_of
 from support.quantized_folders import (
     FP8,
     Awq,

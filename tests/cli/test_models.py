@@ -18,7 +18,7 @@ from specrt.bundle import read_manifest
 from specrt.cli.cache import bundle_of
 from specrt.cli.names import HubName, checkpoint_source, hub_name
 from specrt.errors import SpecrtError
-from specrt_export.hub_cache import repository
+from specrt_export.checkpoint.hub_cache import repository
 from support.bundles import listed
 from support.loopback_hub import COMMIT, LoopbackHub, served
 

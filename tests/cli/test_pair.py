@@ -13,8 +13,8 @@ import pytest
 
 from cli.conftest import Run
 from specrt.errors import BuildError, CheckpointError, RecipeError, SpecrtError
-from specrt_export.pair import CheckpointPair
-from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.recipe.pair import CheckpointPair
+from specrt_export.recipe.recipe import Recipe, read_recipe
 
 LLAMA = {"model_type": "llama", "max_position_embeddings": 4096}
 
@@ -94,7 +94,7 @@ def test_a_hub_name_stays_one(model: Model, monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(name)
         return folder
 
-    monkeypatch.setattr("specrt_export.checkpoint.download", download)
+    monkeypatch.setattr("specrt_export.checkpoint.checkpoint.download", download)
     Path("deep").mkdir()
     recipe, _ = CheckpointPair("org/Big-7B", "cached").recipe(Path("deep/recipe.toml"))
     assert asked == ["org/Big-7B"]
@@ -251,7 +251,7 @@ def test_what_exports_is_missed_before_anything_is_fetched(
     def download(*_: object) -> Path:
         raise AssertionError("something was fetched")
 
-    monkeypatch.setattr("specrt_export.checkpoint.download", download)
+    monkeypatch.setattr("specrt_export.checkpoint.checkpoint.download", download)
     monkeypatch.setattr("specrt.system.doctor.EXPORTERS", ("a_library_that_there_is_not",))
     said = cli("build", "--target", "org/model").refusal
     assert "needs a_library_that_there_is_not; install it with `make setup-export`" in said

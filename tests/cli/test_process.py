@@ -21,7 +21,7 @@ from cli.conftest import COMMAND
 from shared import REPOSITORY
 from specrt.errors import RequestError
 from specrt.text.prompt_file import read_text
-from specrt_export.compiler_spec import COMPILERS
+from specrt_export.recipe.compiler_spec import COMPILERS
 
 
 def run(*words: str, **how: Any) -> subprocess.CompletedProcess[Any]:

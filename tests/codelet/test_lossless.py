@@ -27,7 +27,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry
 from specrt.text.prompt_file import read_prompts
 from specrt_export.builder import build
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 ACCEPTANCE_FLOOR = 0.35
 """At gamma 3. A draft that knows nothing of the target is right one time in 8192."""

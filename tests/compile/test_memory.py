@@ -28,7 +28,7 @@ import specrt_export.quantize.weight_store as weight_store
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower import lazy_tensor, tiles
 from specrt_export.precision import Precision
-from specrt_export.quantize.codes import encode
+from specrt_export.checkpoint.codes import encode
 
 def peak():
     # Not ru_maxrss, which a process inherits from the one that started it.

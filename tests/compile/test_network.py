@@ -17,7 +17,7 @@ from specrt.engine.tensorrt.library import FLAVOURS, Message
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import CancelledError, Watch, highlights, interruptible
 from specrt_export.compile.network import check_options, configure, profiles
-from specrt_export.recipe_tables import PlanOptions
+from specrt_export.recipe.recipe_tables import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 

@@ -35,7 +35,7 @@ from specrt_export.compile.plan_builder import (
     need,
 )
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS
-from specrt_export.recipe_tables import PlanOptions
+from specrt_export.recipe.recipe_tables import PlanOptions
 
 RTX, ENTERPRISE = "tensorrt-rtx", "tensorrt"
 MIB = 1 << 20

@@ -24,7 +24,7 @@ from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.speculation.drafters import DRAFTERS
 from specrt_export.builder import build
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 __all__ = ["target"]
 

@@ -12,9 +12,9 @@ import onnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from portable.zoo import exported
-from specrt_export.estimate import INLINE, PAGE
+from specrt_export.estimate.estimate import INLINE, PAGE
 from specrt_export.portable.graph import part_path, parts_beside
-from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.recipe.recipe import Recipe, read_recipe
 
 SPECIAL = 8
 """Ids before the printable characters, the end token of every family among them."""

@@ -29,10 +29,10 @@ from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import read_source_pairs
-from specrt_export.recipe import read_recipe
-from specrt_export.speech_pairs import read_speech_pairs
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.plan.model_inputs import read_source_pairs
+from specrt_export.plan.speech_pairs import read_speech_pairs
+from specrt_export.recipe.recipe import read_recipe
 
 pytestmark = pytest.mark.export
 

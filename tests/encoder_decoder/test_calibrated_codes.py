@@ -33,7 +33,7 @@ from specrt_export.quantize.bit_allocation import parts_of, sensitivities
 from specrt_export.quantize.calibration import CalibrationText, stages
 from specrt_export.quantize.quantizer import WEIGHTS, graft, quantize
 from specrt_export.quantize.weight_choice import Choice, choose
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 pytestmark = [
     pytest.mark.export,

@@ -15,9 +15,9 @@ from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.cli.inspect import memory
 from specrt.errors import SpecrtError
-from specrt_export.encoder_decoder_shape import FAMILIES, EncoderDecoderShape
-from specrt_export.estimate import estimate
-from specrt_export.recipe import read_recipe
+from specrt_export.estimate.encoder_decoder_shape import FAMILIES, EncoderDecoderShape
+from specrt_export.estimate.estimate import estimate
+from specrt_export.recipe.recipe import read_recipe
 
 pytestmark = pytest.mark.export
 

@@ -17,7 +17,7 @@ from specrt.completion import SpeculationStats
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt_export.builder import build, is_fresh
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 FOLDER = REPOSITORY / "engines" / "itn"
 GREEDY = SamplingParams(max_tokens=200, temperature=0.0)

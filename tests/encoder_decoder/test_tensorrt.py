@@ -433,7 +433,7 @@ def test_products_beyond_fp16_are_kept(
 
 def grow(folder: Path, by: float) -> None:
     """Multiply the last product of each feed-forward layer, in place."""
-    from specrt_export.checkpoint import Checkpoint
+    from specrt_export.checkpoint.checkpoint import Checkpoint
 
     for name, weight in Checkpoint.open(folder).weights.items():
         if ".wo." in name:

@@ -11,7 +11,7 @@ import pytest
 
 from shared import locked, shared_folder
 from specrt_export.builder import build
-from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.recipe.recipe import Recipe, read_recipe
 
 RECIPE = """
 name = "small"

@@ -31,9 +31,9 @@ from specrt.text.chat_template import read_template
 from specrt_export import builder
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.builder import build, is_fresh
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.graph import GEOMETRY
-from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.recipe.recipe import Recipe, read_recipe
 
 
 def hashes(bundle: Path) -> dict[str, str]:
@@ -89,7 +89,7 @@ sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscrip
 SLOW_BUILD = f"""{BARE}
 from pathlib import Path
 from specrt_export.builder import build
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 def hook(stage, done):
     if stage == "write manifest":

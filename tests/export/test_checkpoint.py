@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 
 Entry = tuple[str, list[int], int]
 

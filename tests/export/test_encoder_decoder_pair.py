@@ -20,7 +20,7 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.drafters import DRAFTERS
 from specrt_export.builder import build
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 RECIPE = """
 name = "small"

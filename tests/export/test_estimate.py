@@ -17,8 +17,8 @@ from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
 from specrt.system.memory import Bandwidth
-from specrt_export.estimate import ModelShape, estimate, main, weights_are_here
-from specrt_export.recipe import read_recipe
+from specrt_export.estimate.estimate import ModelShape, estimate, main, weights_are_here
+from specrt_export.recipe.recipe import read_recipe
 from support.gguf_files import container
 from support.quantized_folders import container as safetensors
 
@@ -178,7 +178,7 @@ def test_what_is_missing_comes_with_its_remedy(tmp_path: Path) -> None:
 def test_pairs_whose_weights_are_not_here_are_a_line_each(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt_export.estimate.cached_file", lambda source, name: None)
+    monkeypatch.setattr("specrt_export.estimate.estimate.cached_file", lambda source, name: None)
     recipes = sorted(str(path) for path in ENGINES.glob("*/recipe.toml"))
     assert main(recipes) == 0
     out, said = capsys.readouterr()

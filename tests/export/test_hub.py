@@ -13,8 +13,8 @@ import huggingface_hub
 import pytest
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.hub import (
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.hub import (
     CONFIG_FILES,
     WANTED_FILES,
     download,
@@ -22,7 +22,7 @@ from specrt_export.hub import (
     gguf_snapshot,
     look_up,
 )
-from specrt_export.hub_cache import cache, cached_snapshot, repository
+from specrt_export.checkpoint.hub_cache import cache, cached_snapshot, repository
 from support.loopback_hub import COMMIT, LoopbackHub, listed, served
 
 TENSOR = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
@@ -45,7 +45,7 @@ NEEDED = sum(len(FILES[name]) for name in WANTED)
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     huggingface_hub.close_session()
-    monkeypatch.setattr("specrt_export.hub.time.sleep", lambda _: None)
+    monkeypatch.setattr("specrt_export.checkpoint.hub.time.sleep", lambda _: None)
     models = {"owner/tiny": FILES, "owner/shut": FILES}
     models["owner/small"] = {"model.safetensors": SMALL}
     with served(LoopbackHub(models, gated=("owner/shut",), token="hf_right")) as hub:
@@ -208,7 +208,7 @@ def test_a_token_opens_what_is_gated_and_limits_are_waited_for(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("specrt_export.hub.time.sleep", waits.append)
+    monkeypatch.setattr("specrt_export.checkpoint.hub.time.sleep", waits.append)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     hub.answers = [(429, {"Retry-After": "3"}), (429, {"RateLimit": '"api";r=0;t=55'}), (503, {})]
     assert contents(download("owner/shut", None, CONFIG_FILES)).keys() == {"config.json"}

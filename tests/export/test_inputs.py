@@ -16,8 +16,8 @@ from tokenizers.models import WordLevel
 
 from specrt.errors import BuildError, CheckpointError
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import (
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.plan.model_inputs import (
     FEWEST,
     FEWEST_FITTED,
     MOST,
@@ -32,7 +32,7 @@ from specrt_export.inputs import (
     read_calibration,
     read_tokens,
 )
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 WORDS = ["<unk>", "def", "return", "x"]
 

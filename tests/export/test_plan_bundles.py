@@ -27,7 +27,7 @@ from specrt_export.builder import build, is_fresh
 from specrt_export.compile import tensorrt_compiler as plan
 from specrt_export.compile.compiler import LoweredModel
 from specrt_export.lower.lazy_tensor import ENGINE
-from specrt_export.recipe import Recipe, read_recipe
+from specrt_export.recipe.recipe import Recipe, read_recipe
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 no_gpu = pytest.mark.skipif(not survey().problem, reason="this machine has a GPU")
@@ -223,7 +223,7 @@ def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
     monkeypatch.setattr(plan.TensorRtCompiler, "lower", spoil)
     with pytest.raises(BuildError, match="differs from the portable graph"):
         build(recipe, out)
-    monkeypatch.setattr("specrt_export.measured_model.check_engine", lambda *given: 0.0)
+    monkeypatch.setattr("specrt_export.check.measured_model.check_engine", lambda *given: 0.0)
     with pytest.raises(BuildError, match=r"further from its checkpoint .* allows.* max_kl 0\.01"):
         build(recipe, out)
     assert nothing_left(out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specrt.errors import RecipeError
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 PAIR = '[target]\ncheckpoint = "t"\n[draft]\ncheckpoint = "d"\n'
 CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
@@ -153,7 +153,7 @@ def test_auto_is_the_fastest_backend_that_builds_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: str, engine: str, target: str,
     expected: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: best)
+    monkeypatch.setattr("specrt_export.recipe.recipe.best_backend", lambda: best)
     path = recipe(tmp_path, models(target, engine=f'backend = "auto"\n{engine}'))
     assert read_recipe(path).engine.backend == expected
 
@@ -162,7 +162,7 @@ def test_auto_is_the_fastest_backend_that_builds_the_recipe(
 def test_a_backend_given_replaces_those_of_the_models_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    monkeypatch.setattr("specrt_export.recipe.best_backend", lambda: "ort-cuda")
+    monkeypatch.setattr("specrt_export.recipe.recipe.best_backend", lambda: "ort-cuda")
     own = [f'backend = "{name}"\nprecision = "fp16"' for name in ("ort-cuda", "ort-cpu")]
     path = recipe(tmp_path, models(*own))
     assert [read_recipe(path).backend_of(role) for role in ("target", "draft")] == [

@@ -25,13 +25,13 @@ from shared import nightly_but
 from specrt.errors import CheckpointError, ExportError, SpecrtError
 from specrt_export.builder import build
 from specrt_export.check.block_equivalence import check_block_head, run_block
-from specrt_export.checkpoint import Checkpoint, linked
+from specrt_export.checkpoint.checkpoint import Checkpoint, linked
 from specrt_export.heads.dflash_format import BlockHead
 from specrt_export.heads.dflash_module import load_block_head
 from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head, read_head
 from specrt_export.portable.exporter import export_head
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHead:

@@ -16,14 +16,14 @@ from heads.conftest import INPUTS, LAYER, RECIPE, SCORED, VOCABULARY, WIDTH, sav
 from specrt.errors import CheckpointError, SpecrtError
 from specrt_export.builder import build
 from specrt_export.check.head_equivalence import check_head, run_head
-from specrt_export.checkpoint import Checkpoint, linked
+from specrt_export.checkpoint.checkpoint import Checkpoint, linked
+from specrt_export.checkpoint.safetensors_file import map_array
 from specrt_export.heads.eagle3_format import Head, read_head
 from specrt_export.heads.eagle3_module import load_head
 from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head
 from specrt_export.portable.exporter import export_head
-from specrt_export.recipe import read_recipe
-from specrt_export.safetensors_file import map_array
+from specrt_export.recipe.recipe import read_recipe
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> Head:

@@ -28,7 +28,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round
 from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.eagle3_format import Head
 from specrt_export.heads.eagle3_module import load_head
 

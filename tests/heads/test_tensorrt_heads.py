@@ -46,7 +46,7 @@ from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
-from specrt_export.recipe import read_recipe
+from specrt_export.recipe.recipe import read_recipe
 from support.cuda_double import MACHINE, Code, DoubleDevice
 from support.graph_double import RTX, Gpu
 

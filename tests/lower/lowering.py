@@ -12,12 +12,17 @@ import onnx
 
 from specrt_export.check.equivalence import TOLERANCES, check_engine, max_width
 from specrt_export.compile.compiler import Compiler, GraphSource, LoweredModel
-from specrt_export.compiler_spec import COMPILERS
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.graph import GraphRun
 from specrt_export.quantize.quantizer import quantize
-from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import EngineOptions, ModelSource, QualityOptions, TensorRtOptions
+from specrt_export.recipe.compiler_spec import COMPILERS
+from specrt_export.recipe.recipe import Recipe
+from specrt_export.recipe.recipe_tables import (
+    EngineOptions,
+    ModelSource,
+    QualityOptions,
+    TensorRtOptions,
+)
 
 MAX_LENGTH = 128
 WIDTHS = (1, 2, 5)

@@ -19,12 +19,19 @@ from shared import nightly_but
 from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError
 from specrt_export.check.equivalence import check_parity
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import decoder_start, generation_config, shares_encoder
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.task import (
+    SPEECH,
+    TEXT_GENERATION,
+    TEXT_TO_TEXT,
+    ModelTask,
+    normalized,
+    task_of,
+)
+from specrt_export.plan.model_inputs import decoder_start, generation_config, shares_encoder
 from specrt_export.portable.attachment import attach_graph, check_weights
 from specrt_export.portable.exporter import check_support
 from specrt_export.portable.graph import PARTS, facts_of, part_path, source_of
-from specrt_export.task import SPEECH, TEXT_GENERATION, TEXT_TO_TEXT, ModelTask, normalized, task_of
 
 pytestmark = pytest.mark.export
 

@@ -21,12 +21,12 @@ from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import check_parity
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import map_array, read_header
 from specrt_export.portable.attachment import attach, attach_graph, check_weights
 from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import OPTIONAL, facts_of
-from specrt_export.safetensors_file import map_array, read_header
 from support.quantized_folders import container
 
 pytestmark = pytest.mark.export

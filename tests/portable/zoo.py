@@ -15,7 +15,7 @@ import pytest
 
 from shared import REPOSITORY, locked
 from specrt.bundle import Geometry
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.graph import geometry_of, read_graph
 
 CACHE = REPOSITORY / "build" / "tests-export"
@@ -213,8 +213,12 @@ def exported(name: str) -> Exported:
 def _state() -> str:
     """Hash what a checkpoint and its graph depend on."""
     home = REPOSITORY / "export" / "specrt_export"
-    sources = [Path(__file__), home / "checkpoint.py", *sorted((home / "portable").glob("*.py"))]
-    sources += [home / "task.py", REPOSITORY / "runtime" / "specrt" / "bundle.py"]
+    sources = [
+        Path(__file__),
+        *(home / "checkpoint" / f"{part}.py" for part in ("checkpoint", "task")),
+    ]
+    sources += [*sorted((home / "portable").glob("*.py"))]
+    sources += [REPOSITORY / "runtime" / "specrt" / "bundle.py"]
     state = [sys.version, *map(version, LIBRARIES), *(path.read_text("utf-8") for path in sources)]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specrt.bundle import Geometry
+from specrt_export.checkpoint.codes import FP4_VALUES, Codes, TensorOrigin
 from specrt_export.portable.external_data import DataFile, Floats, StoredTensor, external_tensors
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session, read_graph
 from specrt_export.precision import Precision
-from specrt_export.quantize.codes import FP4_VALUES, Codes, TensorOrigin
 from specrt_export.quantize.quantizer import WEIGHTS, graft, keep_rest, prune
 from specrt_export.quantize.weight_choice import choose
 from specrt_export.quantize.weight_store import Store

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specrt_export.quantize.codes import decode, encode, encode_codes
+from specrt_export.checkpoint.codes import decode, encode, encode_codes
 
 Floats = NDArray[np.float32]
 FORMS = [("int8", 32), ("int4", 16), ("int4", 128)]

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from portable.zoo import Exported, architectures
 from shared import nightly_but
 from specrt.errors import BuildError
+from specrt_export.checkpoint.codes import Codes, decode, encode, int4_grid
 from specrt_export.portable import segments
 from specrt_export.portable.external_data import map_weights, widen
 from specrt_export.portable.graph import GraphRun, read_graph, runs_here
 from specrt_export.portable.segments import SegmentedRun, weight_name
 from specrt_export.precision import Precision
 from specrt_export.quantize.calibration import CalibrationText
-from specrt_export.quantize.codes import Codes, decode, encode, int4_grid
 from specrt_export.quantize.gptq import FindGrid, Products, factor, feed_back, second_moments
 from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, quantize
 from specrt_export.quantize.weight_choice import Choice, choose

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from portable.zoo import Exported, architectures
 from quantize.graphs import normal, write
 from specrt.errors import BuildError, CheckpointError
+from specrt_export.checkpoint.codes import decode, encode, unpack
 from specrt_export.portable.external_data import external_tensors, map_weights, widen
 from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize.codes import decode, encode, unpack
 from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, Quantized, quantize
 
 needs_reference = pytest.mark.skipif(

@@ -15,9 +15,9 @@ from specrt.params import SamplingParams
 from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.recipe import read_recipe
-from specrt_export.speech_pairs import feature_extractor, read_speech_pairs
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.plan.speech_pairs import feature_extractor, read_speech_pairs
+from specrt_export.recipe.recipe import read_recipe
 from speech.recordings import RATE, chunk, form, pcm, riff, sines
 from speech.tiny_whisper import BINS, LENGTH, RECIPE
 

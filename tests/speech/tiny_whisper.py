@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specrt.speech.log_mel import Features
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.exporter import export_graph
 from speech.scripted import BEGIN, END, NO_SPEECH, SETTINGS, SILENT, START, VOCABULARY
 from support.toy import byte_level

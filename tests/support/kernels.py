@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from quantize.graphs import random_codes
 from specrt.engine import kernels
 from specrt.engine.ort import silent_options
+from specrt_export.checkpoint.codes import Codes, pack
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.lower.projections import WeightMatrix, of_matrices
 from specrt_export.lower.tiles import (
@@ -26,7 +27,6 @@ from specrt_export.lower.tiles import (
     whole_tiles,
 )
 from specrt_export.portable.external_data import narrow, widen
-from specrt_export.quantize.codes import Codes, pack
 
 Array = NDArray[Any]
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from growth.shape import Shape
 from inflate import inflate, main
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 
 TOLERANCE = 1e-4
 TOKENS = torch.arange(40).reshape(2, 20) * 7 % 97

@@ -12,8 +12,8 @@ from growth.axes import Axis
 from growth.family import NORM, T5, Family, Kind, Stack
 from growth.shape import Shape
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import WeightBytes
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import WeightBytes
 
 
 @dataclass(frozen=True)

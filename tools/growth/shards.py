@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from specrt_export.hub_cache import INDEX, SINGLE
+from specrt_export.checkpoint.hub_cache import INDEX, SINGLE
 
 SHARD_BYTES = 2_000_000_000
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from growth.family import NORM, Around
 from growth.layout import Plan
 from specrt.errors import CheckpointError
-from specrt_export.safetensors_file import WeightBytes
+from specrt_export.checkpoint.safetensors_file import WeightBytes
 
 Weights = NDArray[np.float32]
 DTYPES: Mapping[str, tuple[str, int]] = {

@@ -53,7 +53,7 @@ from specrt.loading import load
 from specrt.speculation.pool import Models
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.builder import build, is_fresh
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.compile.network import CURRENT, profiles
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.compile.plan_builder import build_plan
@@ -62,8 +62,8 @@ from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
 from specrt_export.precision import SCALED, Precision
 from specrt_export.quantize.quantizer import quantize
-from specrt_export.recipe import Recipe, read_recipe
-from specrt_export.recipe_tables import ModelSource, PlanOptions
+from specrt_export.recipe.recipe import Recipe, read_recipe
+from specrt_export.recipe.recipe_tables import ModelSource, PlanOptions
 
 RTX = "tensorrt-rtx"
 FACTS = "built.json"

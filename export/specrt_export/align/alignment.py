@@ -46,10 +46,10 @@ from specrt_export.align.trainer import (
 )
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.equivalence import Reference
+from specrt_export.checkpoint.provenance import provenance_of
 from specrt_export.heads.eagle3_format import Head
-from specrt_export.inputs import ModelInputs, check_vocabulary, end_tokens, find_inputs
-from specrt_export.provenance import provenance_of
-from specrt_export.recipe import Recipe
+from specrt_export.plan.model_inputs import ModelInputs, check_vocabulary, end_tokens, find_inputs
+from specrt_export.recipe.recipe import Recipe
 
 KINDS = ("draft", "head", "layers")
 

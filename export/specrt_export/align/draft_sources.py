@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from specrt.errors import CheckpointError
 from specrt_export.align.trained_drafts import HeadDraft, ModelDraft, TrainedDraft
 from specrt_export.check.equivalence import Reference, no_progress_bar
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.scored_entries import NAME, SIZE, model_entries
 from specrt_export.heads.eagle3_format import Head, HeadConfig
 from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection, load_head
 from specrt_export.portable.trace import quiet
-from specrt_export.scored_entries import NAME, SIZE, model_entries
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json",
                    "special_tokens_map.json", "chat_template.jinja")  # fmt: skip

@@ -11,7 +11,7 @@ from specrt.errors import BuildError
 from specrt.loading import load
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.inputs import read_calibration
+from specrt_export.plan.model_inputs import read_calibration
 
 PROMPTS, PROMPT, WRITTEN = 16, 64, 32
 """Places of the text that the target goes on from, tokens before each, and tokens written there."""

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from specrt.bundle import Geometry
 from specrt.engine.protocol import ConditionedEngine, Engine, Feed, Output, PackedEngine
 from specrt.errors import BuildError, ExportError
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.scored_entries import model_entries
+from specrt_export.checkpoint.task import SPEECH, ModelTask
 from specrt_export.compile.compiler import KV_BYTES
 from specrt_export.compile.tensorrt_compiler import LoweredEngine
 from specrt_export.portable.graph import (
@@ -25,8 +27,6 @@ from specrt_export.portable.graph import (
     Tokens,
     padded,
 )
-from specrt_export.scored_entries import model_entries
-from specrt_export.task import SPEECH, ModelTask
 
 TOLERANCES = {"fp32": 2e-4, "fp16": 1e-2, "bf16": 5e-2}
 """Largest error of a logit over the spread of its row, by what an engine computes in. fp32 sums in
@@ -250,8 +250,8 @@ class Reference:
     def __init__(self, checkpoint: Checkpoint) -> None:
         import torch
 
+        from specrt_export.checkpoint.task import task_of
         from specrt_export.portable.trace import quiet
-        from specrt_export.task import task_of
 
         entries = model_entries(checkpoint)
         task = task_of(checkpoint.config)

@@ -36,7 +36,7 @@ from specrt_export.portable.graph import (
 )
 from specrt_export.quantize.quantizer import WEIGHTS, Quantized, graft
 from specrt_export.quantize.weight_store import Stored
-from specrt_export.recipe_tables import EngineOptions, QualityOptions
+from specrt_export.recipe.recipe_tables import EngineOptions, QualityOptions
 
 _ROWS = 16
 

@@ -89,7 +89,7 @@ class Compiler(Protocol):
     """Compiles the models of one recipe for one backend: check, lower, score, compile.
 
     A class takes the recipe and the name of the backend; `COMPILERS` lists it, in
-    `specrt_export.compiler_spec`.
+    `specrt_export.recipe.compiler_spec`.
     """
 
     def check(self, role: str, *, measured: bool) -> None:

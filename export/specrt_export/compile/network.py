@@ -26,7 +26,7 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.errors import BuildError
 from specrt_export.compile.monitor import printable
-from specrt_export.recipe_tables import PlanOptions
+from specrt_export.recipe.recipe_tables import PlanOptions
 
 
 def profiles(

@@ -53,8 +53,8 @@ from specrt_export.portable.graph import (
     read_graph,
     source_of,
 )
-from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import EngineOptions
+from specrt_export.recipe.recipe import Recipe
+from specrt_export.recipe.recipe_tables import EngineOptions
 
 BACKEND = "ort-cpu"
 

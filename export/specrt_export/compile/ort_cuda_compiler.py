@@ -22,7 +22,7 @@ from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView, Lowered
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
-from specrt_export.recipe import Recipe
+from specrt_export.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ from specrt_export.compile.network import (
     unmasked,
 )
 from specrt_export.portable.external_data import atomic_file
-from specrt_export.recipe_tables import PlanOptions
+from specrt_export.recipe.recipe_tables import PlanOptions
 
 SUFFIX = ".timing"
 

@@ -82,7 +82,7 @@ from specrt_export.portable.graph import (
     scored_entries,
     source_of,
 )
-from specrt_export.recipe import Recipe
+from specrt_export.recipe.recipe import Recipe
 
 CAPABLE = {"fp8": (8, 9), "bf16": (8, 0)}
 """The first compute capability that has a type."""

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from specrt.engine.protocol import MOST_OF_BLOCK
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint, head_names
+from specrt_export.checkpoint.checkpoint import Checkpoint, head_names
+from specrt_export.checkpoint.scored_entries import NAME, SIZE, read_entries
 from specrt_export.heads.head_checkpoint import (
     HeadCheckpoint,
     HeadSizes,
@@ -25,7 +26,6 @@ from specrt_export.heads.head_checkpoint import (
     whole_number,
     with_shared,
 )
-from specrt_export.scored_entries import NAME, SIZE, read_entries
 
 KIND = "dflash"
 

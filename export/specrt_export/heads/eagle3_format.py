@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import WeightBytes
+from specrt_export.checkpoint.scored_entries import NAME, SIZE, read_entries
 from specrt_export.heads.head_checkpoint import (
     HeadCheckpoint,
     HeadSizes,
@@ -24,8 +26,6 @@ from specrt_export.heads.head_checkpoint import (
     whole_number,
     with_shared,
 )
-from specrt_export.safetensors_file import WeightBytes
-from specrt_export.scored_entries import NAME, SIZE, read_entries
 
 KIND = "eagle3"
 

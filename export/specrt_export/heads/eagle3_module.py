@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specrt_export.checkpoint.safetensors_file import map_array
 from specrt_export.heads.eagle3_format import Head, HeadConfig
 from specrt_export.heads.head_checkpoint import HeadCheckpoint, HeadSizes
-from specrt_export.safetensors_file import map_array
 
 
 class FeatureProjection(torch.nn.Module):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import WeightBytes
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import WeightBytes
 
 _IGNORED = ("t2d", "rotary_emb.inv_freq")
 """Ends of the names of what a checkpoint may hold and nothing reads."""

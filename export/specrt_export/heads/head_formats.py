@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from specrt_export.checkpoint import Checkpoint, named_head
+from specrt_export.checkpoint.checkpoint import Checkpoint, named_head
 from specrt_export.heads import dflash_format, eagle3_format
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 

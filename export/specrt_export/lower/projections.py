@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt.errors import BuildError
+from specrt_export.checkpoint.codes import FP4_VALUES, Codes, pack, unpack, unpack_unsigned
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     joined,
@@ -28,7 +29,6 @@ from specrt_export.lower.lazy_tensor import (
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.external_data import HALVES
 from specrt_export.precision import SMALLEST_BLOCK
-from specrt_export.quantize.codes import FP4_VALUES, Codes, pack, unpack, unpack_unsigned
 
 PROJECTION, SPECRT, MICROSOFT = "Projection", "specrt", "com.microsoft"
 

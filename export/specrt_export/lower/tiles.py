@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from specrt_export.checkpoint.codes import unpack_unsigned
 from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.projections import WeightMatrix
 from specrt_export.portable.external_data import HALVES
-from specrt_export.quantize.codes import unpack_unsigned
 
 TILE = 16
 """Outputs of a tile."""

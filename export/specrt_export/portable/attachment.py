@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
 from specrt.held_file import replacing
-from specrt_export.checkpoint import NEVER_READ, Checkpoint
+from specrt_export.checkpoint.checkpoint import NEVER_READ, Checkpoint
+from specrt_export.checkpoint.safetensors_file import WeightBytes, map_array, same_floats
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import (
     ATTACHED,
@@ -37,7 +38,6 @@ from specrt_export.portable.graph import (
     read_graph,
     source_of,
 )
-from specrt_export.safetensors_file import WeightBytes, map_array, same_floats
 
 UNATTACHED = "unattached.safetensors"
 """Location of a weight whose checkpoint has not been seen; no file has this name."""

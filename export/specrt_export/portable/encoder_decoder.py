@@ -25,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError
+from specrt_export.checkpoint.task import SPEECH, UNBOUNDED, ModelTask, normalized
 from specrt_export.portable.fake_model import StoredWeights, build
 from specrt_export.portable.graph import EXACT, PART, SOURCE, TASK, SourceGeometry
 from specrt_export.portable.hook import Buffers, Hook, Probe, TracedSource, installed
@@ -43,7 +44,6 @@ from specrt_export.portable.trace import (
     rows_only,
     traced,
 )
-from specrt_export.task import SPEECH, UNBOUNDED, ModelTask, normalized
 
 SOURCE_WIDTH = 7
 """Positions of the example source; no other example size is the same."""

@@ -19,15 +19,15 @@ from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants
 
 from specrt.errors import ExportError
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.scored_entries import model_entries
+from specrt_export.checkpoint.task import classes_for, task_of
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.encoder_decoder import trace_encoder_decoder
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, PART, part_path
 from specrt_export.portable.trace import Traced, quiet, trace
-from specrt_export.scored_entries import model_entries
-from specrt_export.task import classes_for, task_of
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 

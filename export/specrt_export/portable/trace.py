@@ -23,11 +23,11 @@ from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
 from specrt.errors import ExportError, reason_of
+from specrt_export.checkpoint.task import normalized
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.fake_model import LONG_ROPE, StoredWeights, build, faked
 from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
-from specrt_export.task import normalized
 
 # Example sizes, all different, so that no two symbols can be taken for one.
 BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3

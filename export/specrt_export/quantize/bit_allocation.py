@@ -20,6 +20,7 @@ import onnx
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError
 from specrt.system.memory import size
+from specrt_export.checkpoint.codes import encode_codes
 from specrt_export.portable.external_data import (
     Floats,
     StoredTensor,
@@ -36,7 +37,6 @@ from specrt_export.quantize.calibration import (
     content_key,
     stages,
 )
-from specrt_export.quantize.codes import encode_codes
 from specrt_export.quantize.quantizer import find_codes
 from specrt_export.quantize.weight_choice import Choice, Formats, choose
 from specrt_export.quantize.weight_store import MOST_THREADS, SLICE

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import specrt
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError
+from specrt_export.checkpoint.codes import Codes, int4_grid, pack, unpack
 from specrt_export.portable.external_data import (
     Floats,
     StoredTensor,
@@ -29,7 +30,6 @@ from specrt_export.portable.external_data import (
 )
 from specrt_export.portable.graph import Tokens, runs_here
 from specrt_export.portable.segments import Array, SegmentedRun, Values, weight_name
-from specrt_export.quantize.codes import Codes, int4_grid, pack, unpack
 from specrt_export.quantize.gptq import DAMPINGS, Products, factor, feed_back, second_moments
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from specrt.engine.ort import silent_options
+from specrt_export.checkpoint.codes import INT4_LEAST, INT4_MOST, BlockGrid, Integers
 from specrt_export.portable.external_data import Floats
-from specrt_export.quantize.codes import INT4_LEAST, INT4_MOST, BlockGrid, Integers
 
 DAMPINGS = (0.01, 0.1, 1.0)
 """Of the mean second moment, added to each: keeps the factor from following few texts too far.

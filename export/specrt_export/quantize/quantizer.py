@@ -14,7 +14,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt_export.checkpoint import Checkpoint
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.codes import (
+    FP4_VALUES,
+)
 from specrt_export.portable.external_data import (
     DataFile,
     StoredTensor,
@@ -34,9 +37,6 @@ from specrt_export.quantize.calibration import (
     CalibrationText,
     Progress,
     calibrate,
-)
-from specrt_export.quantize.codes import (
-    FP4_VALUES,
 )
 from specrt_export.quantize.weight_choice import Choice, Formats, choose, choose_coded
 from specrt_export.quantize.weight_store import Store, Stored

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import onnx
 
 from specrt.errors import CheckpointError
+from specrt_export.checkpoint.codes import CodedWeight
 from specrt_export.portable.external_data import external_tensors, location
 from specrt_export.portable.graph import CODED, SOURCE_IDS
 from specrt_export.precision import BITS, SCALED, Precision, fitting_block
-from specrt_export.quantize.codes import CodedWeight
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from specrt.tuning.tuning_record import read_tuning
 if TYPE_CHECKING:
     from specrt_export.align.alignment import Outcome
     from specrt_export.align.prediction import MeasuredCosts, Prediction
-    from specrt_export.recipe import Recipe
+    from specrt_export.recipe.recipe import Recipe
 
 SLOWER = 1
 """Exit status where the new draft would make decoding no faster."""
@@ -97,7 +97,7 @@ def command(
             AlignmentOptions,
         )
         from specrt_export.align.trainer import TrainingOptions
-        from specrt_export.recipe import read_recipe
+        from specrt_export.recipe.recipe import read_recipe
 
         _check_place(out, RECORD)
         plan = read_recipe(recipe)

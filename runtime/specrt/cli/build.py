@@ -28,7 +28,7 @@ from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
 if TYPE_CHECKING:
-    from specrt_export.recipe import Recipe
+    from specrt_export.recipe.recipe import Recipe
 
 _TUNING_S = 600
 
@@ -114,7 +114,7 @@ def command(
         raise click.UsageError(f"--out is the place of one bundle, and {len(recipes)} are named")
     with installed():
         if target is not None:
-            from specrt_export.recipe_tables import EngineOptions
+            from specrt_export.recipe.recipe_tables import EngineOptions
 
             if not dry_run:
                 check_exporter()
@@ -157,7 +157,7 @@ _KEYS = (
 @contextmanager
 def named_by_flags(recipe: Path | None, target: str = "--target") -> Iterator[None]:
     """Name in errors the options that were typed, not the keys of the recipe they stand for."""
-    from specrt_export.pair import UNWRITTEN
+    from specrt_export.recipe.pair import UNWRITTEN
 
     models = {"target": target, "draft": "--draft"}
     try:
@@ -200,7 +200,7 @@ def pair_recipe(
 
     Raises: CheckpointError, RecipeError.
     """
-    from specrt_export.pair import CheckpointPair
+    from specrt_export.recipe.pair import CheckpointPair
 
     pair = CheckpointPair(
         target, draft or "", precision or "", backend or "", max_length or 0, calibration or "",
@@ -261,7 +261,7 @@ def _writing(file: Path | None) -> Iterator[None]:
 
 def _read(recipe: Path, backend: str | None) -> tuple[Recipe, str]:
     """Return a recipe, and the name of its bundle's folder."""
-    from specrt_export.recipe import read_recipe
+    from specrt_export.recipe.recipe import read_recipe
 
     plan = read_recipe(recipe, backend=backend)
     own = plan if backend is None else read_recipe(recipe)
@@ -311,8 +311,8 @@ def build_bundle(
 def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
     from specrt.system.memory import available_bytes, measure_bandwidth
-    from specrt_export.compiler_spec import COMPILERS
-    from specrt_export.estimate import estimate
+    from specrt_export.estimate.estimate import estimate
+    from specrt_export.recipe.compiler_spec import COMPILERS
 
     if bandwidth is not None and not 0 < bandwidth < math.inf:
         raise click.UsageError(f"--bandwidth is {bandwidth}; expected GB/s, more than 0")

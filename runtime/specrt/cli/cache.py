@@ -43,7 +43,7 @@ from specrt.errors import BuildError, BundleError, CheckpointError, RequestError
 from specrt.system.doctor import check_exporter
 
 if TYPE_CHECKING:
-    from specrt_export.recipe import Recipe
+    from specrt_export.recipe.recipe import Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,7 +97,7 @@ def bundle_of(path: Path, draft: Path | None = None) -> Path:
 
 def _check_pair_name(name: str) -> None:
     """Refuse a name that is almost the one of a pair, unless a bundle is nearer."""
-    from specrt_export.ready_recipes import ready_recipes
+    from specrt_export.checkpoint.ready_recipes import ready_recipes
 
     near = get_close_matches(name, ready_recipes(), n=1)
     if near and not (BUILD_ROOT / near[0] / FILE_NAME).exists():
@@ -129,7 +129,7 @@ def _of_checkpoints(target: Path, draft: Path | None) -> Path:
 
 def _of_pair(recipe: Path) -> Path:
     """Return the bundle of a ready pair: what `make engines` built, or one in the cache."""
-    from specrt_export.ready_recipes import checkpoints_of, hub_names_of
+    from specrt_export.checkpoint.ready_recipes import checkpoints_of, hub_names_of
 
     name = recipe.parent.name
     if _usable(BUILD_ROOT / name):
@@ -143,7 +143,7 @@ def _of_pair(recipe: Path) -> Path:
     place = cache() / "bundles" / _name(name, [recipe, *found])
 
     def plan() -> Recipe:
-        from specrt_export.recipe import read_recipe
+        from specrt_export.recipe.recipe import read_recipe
 
         return read_recipe(recipe)
 

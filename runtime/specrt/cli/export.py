@@ -22,7 +22,7 @@ from specrt.system.memory import size
 
 if TYPE_CHECKING:
     from specrt_export.check.equivalence import ParityReport
-    from specrt_export.checkpoint import Checkpoint
+    from specrt_export.checkpoint.checkpoint import Checkpoint
     from specrt_export.portable.attachment import ExportedGraph
 
 
@@ -93,7 +93,7 @@ def _export(
     revision: str | None,
     show: Callable[[str], None],
 ) -> tuple[ExportedGraph, ParityReport | None]:
-    from specrt_export.checkpoint import Checkpoint
+    from specrt_export.checkpoint.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(name, revision, config_only, weight_only=config_only)
     if (checkpoint.gguf is not None or checkpoint.coded) and not config_only:

@@ -77,7 +77,7 @@ def list_models(as_json: bool) -> None:
 
 
 def _pairs() -> Iterator[Listed]:
-    from specrt_export.ready_recipes import checkpoints_of, hub_names_of, ready_recipes
+    from specrt_export.checkpoint.ready_recipes import checkpoints_of, hub_names_of, ready_recipes
 
     for name, recipe in ready_recipes().items():
         remote = hub_names_of(recipe)
@@ -89,8 +89,8 @@ def _pairs() -> Iterator[Listed]:
 
 def _others() -> Iterator[Listed]:
     """Yield the models of no pair that are here, and bundles of neither."""
-    from specrt_export.hub_cache import cached_models
-    from specrt_export.ready_recipes import ready_hub_names, ready_recipes
+    from specrt_export.checkpoint.hub_cache import cached_models
+    from specrt_export.checkpoint.ready_recipes import ready_hub_names, ready_recipes
 
     pairs = ready_recipes()
     known = {path for name in pairs for path in _bundles_of(name)}
@@ -105,14 +105,14 @@ def _others() -> Iterator[Listed]:
 
 
 def _bytes(model: str) -> int:
-    from specrt_export.hub_cache import weights_bytes
+    from specrt_export.checkpoint.hub_cache import weights_bytes
 
     return weights_bytes(model)
 
 
 def _is_whole(model: str) -> bool:
     """Tell whether the weights of a model are here, as safetensors or in a GGUF file."""
-    from specrt_export.hub_cache import cached_snapshot, has_weights
+    from specrt_export.checkpoint.hub_cache import cached_snapshot, has_weights
 
     folder = cached_snapshot(model)
     return folder is not None and (has_weights(folder) or any(folder.glob("*.gguf")))
@@ -132,8 +132,8 @@ def _is_of(manifest: Manifest, name: str, hubs: set[str], files: set[str]) -> bo
 
 
 def _gguf_files(found: HubName) -> list[Path]:
-    from specrt_export.hub import gguf_files
-    from specrt_export.hub_cache import cached_snapshot
+    from specrt_export.checkpoint.hub import gguf_files
+    from specrt_export.checkpoint.hub_cache import cached_snapshot
 
     folder = cached_snapshot(found.model)
     return [] if folder is None else gguf_files(folder, found.form)
@@ -149,7 +149,7 @@ def remove(name: str, weights: bool, built: bool, yes: bool) -> None:
 
     Weights that another pair drafts or decodes with stay, if the target of that pair is here.
     """
-    from specrt_export.ready_recipes import ready_recipes
+    from specrt_export.checkpoint.ready_recipes import ready_recipes
 
     pair = name in ready_recipes()
     models = hub_models(name) if pair or not _bundles_of(name) else []
@@ -175,7 +175,7 @@ def remove(name: str, weights: bool, built: bool, yes: bool) -> None:
 
 def _used_elsewhere(name: str) -> dict[str, str]:
     """Return the models of a pair that another pair whose target is here needs, and that pair."""
-    from specrt_export.ready_recipes import hub_names_of, ready_recipes
+    from specrt_export.checkpoint.ready_recipes import hub_names_of, ready_recipes
 
     recipes = ready_recipes()
     own = hub_names_of(recipes[name])
@@ -190,7 +190,7 @@ def _used_elsewhere(name: str) -> dict[str, str]:
 
 def _places(found: HubName) -> list[Path]:
     """Return what is here of a model: all of it, or the files of one format."""
-    from specrt_export.hub_cache import repository
+    from specrt_export.checkpoint.hub_cache import repository
 
     if found.form:
         return [place for file in _gguf_files(found) for place in (file.resolve(), file)]

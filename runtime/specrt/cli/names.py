@@ -15,8 +15,8 @@ from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
 
 if TYPE_CHECKING:
-    from specrt_export.hub import Snapshot
-    from specrt_export.recipe import Recipe
+    from specrt_export.checkpoint.hub import Snapshot
+    from specrt_export.recipe.recipe import Recipe
 
 _HUB = re.compile(
     r"(?P<hub>(?:https?:/+)?(?:hf\.co|huggingface\.co)/)?"
@@ -60,7 +60,7 @@ def hub_name(text: str) -> HubName | None:
 
 def ready_recipe(text: str) -> Path | None:
     """Return the recipe of a ready pair; None for another name, and for a path that is here."""
-    from specrt_export.ready_recipes import ready_recipes
+    from specrt_export.checkpoint.ready_recipes import ready_recipes
 
     return None if Path(text).exists() else ready_recipes().get(text)
 
@@ -70,7 +70,7 @@ def hub_models(text: str) -> list[HubName]:
 
     Raises: CheckpointError for a name that is neither.
     """
-    from specrt_export.ready_recipes import hub_names_of, ready_recipes
+    from specrt_export.checkpoint.ready_recipes import hub_names_of, ready_recipes
 
     recipe = ready_recipes().get(text)
     if recipe is not None:
@@ -94,7 +94,7 @@ def checkpoint_source(text: str) -> str:
 
     The name of a ready pair stands for its target.
     """
-    from specrt_export.ready_recipes import checkpoints_of, hub_names_of
+    from specrt_export.checkpoint.ready_recipes import checkpoints_of, hub_names_of
 
     recipe = ready_recipe(text)
     if recipe is not None:
@@ -136,8 +136,8 @@ def _found(model: HubName) -> Path:
 
 def _place(model: HubName) -> Path | None:
     """Return the folder or the GGUF file of a model that is here whole; else None."""
-    from specrt_export.hub import gguf_files
-    from specrt_export.hub_cache import cached_snapshot, has_weights
+    from specrt_export.checkpoint.hub import gguf_files
+    from specrt_export.checkpoint.hub_cache import cached_snapshot, has_weights
 
     folder = cached_snapshot(model.model)
     if folder is None or not model.form:
@@ -150,7 +150,7 @@ def look_up(found: HubName, revision: str | None = None) -> Snapshot:
 
     Raises: CheckpointError.
     """
-    from specrt_export.hub import WANTED_FILES, gguf_snapshot, look_up
+    from specrt_export.checkpoint.hub import WANTED_FILES, gguf_snapshot, look_up
 
     if found.form:
         return gguf_snapshot(found.model, found.form)
@@ -162,7 +162,7 @@ def fetch(snapshots: Sequence[Snapshot]) -> list[Path]:
 
     Raises: CheckpointError.
     """
-    from specrt_export.hub_cache import cache
+    from specrt_export.checkpoint.hub_cache import cache
 
     missing = [sum(file.bytes for file in one.missing) for one in snapshots]
     rest, total = sum(one.missing_bytes for one in snapshots), sum(missing)
@@ -208,7 +208,7 @@ def fetch_sources(plan: Recipe) -> None:
 
 
 def _is_local(plan: Recipe, checkpoint: str) -> bool:
-    from specrt_export.hub_cache import is_hub_name
+    from specrt_export.checkpoint.hub_cache import is_hub_name
 
     places = plan.folder / checkpoint, Path(checkpoint).expanduser()
     return not is_hub_name(checkpoint) or any(place.exists() for place in places)

@@ -9,7 +9,7 @@ from typing import Any
 
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, did_you_mean
-from specrt_export.checkpoint import named_head, names_head
+from specrt_export.checkpoint.checkpoint import named_head, names_head
 from specrt_export.heads.eagle3_format import KIND
 
 DECODER = "engine"

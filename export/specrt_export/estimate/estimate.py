@@ -24,23 +24,28 @@ import click
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
 from specrt.held_file import read_file
 from specrt.system.memory import size
-from specrt_export.checkpoint import Checkpoint, text_config
-from specrt_export.compiler_spec import COMPILERS, CompilerSpec
-from specrt_export.encoder_decoder_shape import CROSS, ENCODER, FAMILIES, EncoderDecoderShape
-from specrt_export.gguf.configuration import configuration
-from specrt_export.gguf.reader import SUFFIX, GgufFile, read_gguf
-from specrt_export.hub_cache import cached_snapshot, has_weights
-from specrt_export.model_shape import (
+from specrt_export.checkpoint.checkpoint import Checkpoint, text_config
+from specrt_export.checkpoint.gguf.configuration import configuration
+from specrt_export.checkpoint.gguf.reader import SUFFIX, GgufFile, read_gguf
+from specrt_export.checkpoint.hub_cache import cached_snapshot, has_weights
+from specrt_export.checkpoint.prequantized.quantization_config import Scheme, read_scheme
+from specrt_export.checkpoint.safetensors_file import WeightBytes, same_floats
+from specrt_export.estimate.encoder_decoder_shape import (
+    CROSS,
+    ENCODER,
+    FAMILIES,
+    EncoderDecoderShape,
+)
+from specrt_export.estimate.model_shape import (
     DECODER,
     EngineShape,
     Matrix,
     ModelShape,
 )
 from specrt_export.precision import fitting_block
-from specrt_export.prequantized.quantization_config import Scheme, read_scheme
-from specrt_export.recipe import Recipe, read_recipe, settle
-from specrt_export.recipe_tables import ModelSource
-from specrt_export.safetensors_file import WeightBytes, same_floats
+from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
+from specrt_export.recipe.recipe import Recipe, read_recipe, settle
+from specrt_export.recipe.recipe_tables import ModelSource
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""

@@ -10,10 +10,20 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight, WeightLayout
-from specrt_export.prequantized.quantization_config import AWQ, COMPRESSED, FP8, GPTQ, Scheme
-from specrt_export.quantize.codes import Floats, unpack_unsigned
-from specrt_export.safetensors_file import FLOAT_TYPES
+from specrt_export.checkpoint.codes import Floats, unpack_unsigned
+from specrt_export.checkpoint.prequantized.packed_weight import (
+    LayerTensors,
+    PackedWeight,
+    WeightLayout,
+)
+from specrt_export.checkpoint.prequantized.quantization_config import (
+    AWQ,
+    COMPRESSED,
+    FP8,
+    GPTQ,
+    Scheme,
+)
+from specrt_export.checkpoint.safetensors_file import FLOAT_TYPES
 
 Words = NDArray[np.uint32]
 

@@ -26,9 +26,10 @@ from specrt.system.memory import size
 from specrt.text.control_tokens import read_tokenizer
 from specrt.text.prompt_file import read_prompts, read_text
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.checkpoint import TEXT_PARTS, Checkpoint, QuantizedSource
-from specrt_export.compiler_spec import COMPILERS
-from specrt_export.gguf.reader import SUFFIX
+from specrt_export.checkpoint.checkpoint import TEXT_PARTS, Checkpoint, QuantizedSource
+from specrt_export.checkpoint.gguf.reader import SUFFIX
+from specrt_export.checkpoint.scored_entries import SIZE, model_entries
+from specrt_export.checkpoint.task import SPEECH, TEXT_GENERATION, UNBOUNDED, ModelTask, task_of
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
 from specrt_export.portable.attachment import check_weights, is_attached
@@ -43,10 +44,9 @@ from specrt_export.portable.graph import (
     read_graph,
     source_of,
 )
-from specrt_export.recipe import Recipe
-from specrt_export.recipe_tables import ModelSource
-from specrt_export.scored_entries import SIZE, model_entries
-from specrt_export.task import SPEECH, TEXT_GENERATION, UNBOUNDED, ModelTask, task_of
+from specrt_export.recipe.compiler_spec import COMPILERS
+from specrt_export.recipe.recipe import Recipe
+from specrt_export.recipe.recipe_tables import ModelSource
 
 UNUSED = re.compile(
     r"""

@@ -8,8 +8,8 @@ from typing import Annotated
 from specrt.errors import BuildError
 from specrt.params import AUTO, Gamma
 from specrt.records import Interval, Words
-from specrt_export.compiler_spec import COMPILERS
 from specrt_export.precision import AUTO_BITS
+from specrt_export.recipe.compiler_spec import COMPILERS
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from specrt.speech.log_mel import LogMel, log_mel_of
 from specrt.speech.wav import read_wav
 from specrt.text.prompt_file import read_text
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.inputs import CalibrationPieces, pieces_of_sources
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.plan.model_inputs import CalibrationPieces, pieces_of_sources
 from specrt_export.portable.graph import Tokens
 
 

@@ -21,12 +21,12 @@ from typing import Any, BinaryIO
 
 from specrt.errors import CheckpointError
 from specrt.system.memory import size
-from specrt_export.gguf.configuration import configuration
-from specrt_export.gguf.reader import GgufFile, read_gguf
-from specrt_export.gguf.vocabulary import Vocabulary
-from specrt_export.gguf.weights import GgufWeight, weights
-from specrt_export.hub_cache import SINGLE
-from specrt_export.safetensors_file import WeightBytes
+from specrt_export.checkpoint.gguf.configuration import configuration
+from specrt_export.checkpoint.gguf.reader import GgufFile, read_gguf
+from specrt_export.checkpoint.gguf.vocabulary import Vocabulary
+from specrt_export.checkpoint.gguf.weights import GgufWeight, weights
+from specrt_export.checkpoint.hub_cache import SINGLE
+from specrt_export.checkpoint.safetensors_file import WeightBytes
 
 SLICE_BYTES = 16 << 20
 """Bytes of a weight that are in memory at a time."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from specrt.errors import CheckpointError, did_you_mean
-from specrt_export.gguf.reader import GgufFile, shown
-from specrt_export.quantize.codes import Floats
+from specrt_export.checkpoint.codes import Floats
+from specrt_export.checkpoint.gguf.reader import GgufFile, shown
 
 THETA = 10000.0
 """Base of the rotary frequencies where a file names none."""

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import WeightBytes, map_array
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import WeightBytes, map_array
 
 NAME, SIZE = "d2t", "draft_vocab_size"
 """The weight that says which they are, and the key of config.json that says how many."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.errors import CheckpointError, RecipeError
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.hub_cache import is_hub_name
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.hub_cache import is_hub_name
 from specrt_export.precision import SCALED, STORED
-from specrt_export.recipe import Recipe, parse_text, recipe_of
-from specrt_export.recipe_tables import EngineOptions
+from specrt_export.recipe.recipe import Recipe, parse_text, recipe_of
+from specrt_export.recipe.recipe_tables import EngineOptions
 
 UNWRITTEN = Path("command line")
 """What errors name in place of a recipe's file; the checkpoints lie beside it, as they were named.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrt.errors import CheckpointError, reason_of
 from specrt.system.memory import size
-from specrt_export.hub_cache import (
+from specrt_export.checkpoint.hub_cache import (
     COMMIT,
     INDEX,
     MAIN,
@@ -35,7 +35,7 @@ from specrt_export.hub_cache import (
     has_weights,
     repository,
 )
-from specrt_export.ready_recipes import ready_hub_names
+from specrt_export.checkpoint.ready_recipes import ready_hub_names
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -393,7 +393,7 @@ def _form(name: str) -> str:
 
 def _is_read(form: str) -> bool:
     """Tell whether files in a format can be built: `Q4_K_M` is a mixture of Q4_K and others."""
-    from specrt_export.gguf.blocks import FORMATS  # which needs what only building needs
+    from specrt_export.checkpoint.gguf.blocks import FORMATS  # which needs what only building needs
 
     plain = re.sub(r"_(XS|S|M|L|XL)$", "", form.upper())
     return plain in {known.name for known in FORMATS.values()}

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
 from specrt.held_file import open_file
-from specrt_export.gguf.blocks import ABSENT, FORMATS, Format
-from specrt_export.safetensors_file import count_formats
+from specrt_export.checkpoint.gguf.blocks import ABSENT, FORMATS, Format
+from specrt_export.checkpoint.safetensors_file import count_formats
 
 SUFFIX = ".gguf"
 

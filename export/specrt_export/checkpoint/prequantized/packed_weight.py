@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
+from specrt_export.checkpoint.codes import FP8, Codes, Floats, TensorOrigin
+from specrt_export.checkpoint.safetensors_file import WeightBytes, map_array
 from specrt_export.precision import ENGINE_BLOCKS, SMALLEST_BLOCK
-from specrt_export.quantize.codes import FP8, Codes, Floats, TensorOrigin
-from specrt_export.safetensors_file import WeightBytes, map_array
 
 Order = NDArray[np.int64]
 

@@ -18,10 +18,9 @@ from specrt.params import AUTO
 from specrt.records import read
 from specrt.speculation.drafters import available_drafters
 from specrt.system.doctor import best_backend
-from specrt_export.checkpoint import Checkpoint, QuantizedSource
-from specrt_export.compiler_spec import COMPILERS, CompilerSpec
-from specrt_export.gguf.reader import SUFFIX, GgufFile
-from specrt_export.hub_cache import is_hub_name
+from specrt_export.checkpoint.checkpoint import Checkpoint, QuantizedSource
+from specrt_export.checkpoint.gguf.reader import SUFFIX, GgufFile
+from specrt_export.checkpoint.hub_cache import is_hub_name
 from specrt_export.precision import (
     AUTO_BITS,
     BLOCKS,
@@ -32,7 +31,8 @@ from specrt_export.precision import (
     BitBound,
     Precision,
 )
-from specrt_export.recipe_tables import (
+from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
+from specrt_export.recipe.recipe_tables import (
     EngineOptions,
     ModelSource,
     QualityOptions,

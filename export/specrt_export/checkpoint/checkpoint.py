@@ -17,15 +17,21 @@ import numpy as np
 
 from specrt.errors import CheckpointError, first_line
 from specrt.held_file import read_file
-from specrt_export.gguf.model import GgufModel
-from specrt_export.gguf.reader import SUFFIX
-from specrt_export.hub import ADAPTER, CONFIG_FILES, NAMED_TEMPLATES, WANTED_FILES, download
-from specrt_export.hub_cache import INDEX, SINGLE, is_hub_name
-from specrt_export.prequantized.folder import QuantizedFolder
-from specrt_export.prequantized.layouts import PARTS
-from specrt_export.prequantized.quantization_config import KEYS, Scheme, read_scheme
-from specrt_export.quantize.codes import CodedWeight, Floats
-from specrt_export.safetensors_file import (
+from specrt_export.checkpoint.codes import CodedWeight, Floats
+from specrt_export.checkpoint.gguf.model import GgufModel
+from specrt_export.checkpoint.gguf.reader import SUFFIX
+from specrt_export.checkpoint.hub import (
+    ADAPTER,
+    CONFIG_FILES,
+    NAMED_TEMPLATES,
+    WANTED_FILES,
+    download,
+)
+from specrt_export.checkpoint.hub_cache import INDEX, SINGLE, is_hub_name
+from specrt_export.checkpoint.prequantized.folder import QuantizedFolder
+from specrt_export.checkpoint.prequantized.layouts import PARTS
+from specrt_export.checkpoint.prequantized.quantization_config import KEYS, Scheme, read_scheme
+from specrt_export.checkpoint.safetensors_file import (
     WeightBytes,
     check_finite,
     map_array,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.errors import CheckpointError
-from specrt_export.prequantized.layouts import PARTS, packed_weight
-from specrt_export.prequantized.packed_weight import LayerTensors, PackedWeight
-from specrt_export.prequantized.quantization_config import INSTEAD, WEIGHT_ONLY, Scheme
-from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
+from specrt_export.checkpoint.prequantized.layouts import PARTS, packed_weight
+from specrt_export.checkpoint.prequantized.packed_weight import LayerTensors, PackedWeight
+from specrt_export.checkpoint.prequantized.quantization_config import INSTEAD, WEIGHT_ONLY, Scheme
+from specrt_export.checkpoint.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
 
 OF_ACTIVATIONS = (
     "input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point",

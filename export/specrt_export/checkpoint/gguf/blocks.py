@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt_export.quantize.codes import Codes, Floats
+from specrt_export.checkpoint.codes import Codes, Floats
 
 Bytes = NDArray[np.uint8]
 

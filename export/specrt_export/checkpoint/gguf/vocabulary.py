@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from specrt.errors import CheckpointError, did_you_mean, first_line
-from specrt_export.gguf.reader import GgufFile, shown
+from specrt_export.checkpoint.gguf.reader import GgufFile, shown
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens that stand for more than their text."""

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from specrt.bundle import Geometry
-from specrt_export.model_shape import (
+from specrt_export.checkpoint.task import UNBOUNDED
+from specrt_export.estimate.model_shape import (
     DECODER,
     EngineShape,
     Matrix,
     is_half,
     whole_number,
 )
-from specrt_export.task import UNBOUNDED
 
 ENCODER, CROSS = "encoder", "cross"
 

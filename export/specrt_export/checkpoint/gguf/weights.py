@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
-from specrt_export.gguf.blocks import Bytes, Format
-from specrt_export.gguf.configuration import Family, family_of
-from specrt_export.gguf.reader import GgufFile, GgufTensor
-from specrt_export.quantize.codes import Codes, Floats, TensorOrigin
+from specrt_export.checkpoint.codes import Codes, Floats, TensorOrigin
+from specrt_export.checkpoint.gguf.blocks import Bytes, Format
+from specrt_export.checkpoint.gguf.configuration import Family, family_of
+from specrt_export.checkpoint.gguf.reader import GgufFile, GgufTensor
 
 Order = NDArray[np.int64]
 

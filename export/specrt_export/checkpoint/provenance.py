@@ -11,8 +11,8 @@ from pathlib import Path
 
 from specrt.bundle import Provenance, hash_file
 from specrt.errors import CheckpointError, one_line
-from specrt_export.checkpoint import Checkpoint
-from specrt_export.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.checkpoint.safetensors_file import FLOAT_TYPES, WeightBytes, count_formats
 
 SNAPSHOTS = "snapshots"
 """The folder of a hub's cache whose folders have the names of commits."""

@@ -17,7 +17,7 @@ from specrt_export.quantize.bit_allocation import BitTrial, open_search
 from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
 from specrt_export.quantize.quantizer import Quantized, quantize
 from specrt_export.quantize.weight_choice import Formats
-from specrt_export.recipe import Recipe
+from specrt_export.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Checkpoints: where they are, what their files hold, in whatever form."""

@@ -1,0 +1,1 @@
+"""What a model takes, from its configuration alone: memory, bytes, time."""

@@ -1,0 +1,1 @@
+"""A recipe resolved: every fact of a build, before anything is built."""

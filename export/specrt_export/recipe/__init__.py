@@ -1,0 +1,1 @@
+"""Recipes: what they may say, and what of it cannot be together."""
