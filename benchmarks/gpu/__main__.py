@@ -70,7 +70,7 @@ def parser() -> Parser:
         help=f"Grown targets.  [default: 1B, and 8B too from {LONG:g} minutes on]")  # fmt: skip
     add("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
     add("--resume", action="store_true", help="Leave out what ended well in an earlier run.")
-    add("--work", type=Path, default=WORK, help="Folder of bundles, plans and unpacked parts.")
+    add("--work", type=Path, default=WORK, help="Folder of bundles, plans and packages.")
     add("--scratch", type=Path, help="Folder of weights while a plan is built.  [default: --work]")
     add("--out", type=Path, help="JSON file, merged with what it holds.  [default: in --work]")
     add("--step", help=argparse.SUPPRESS)

@@ -15,7 +15,7 @@ PROMPTS = ROOT / "benchmarks" / "prompts" / "code.jsonl"
 WORK = ROOT / "engines" / "build" / "gpu-check"
 """Ignored by git; bundles, plans and results stay there from run to run."""
 SITE = "site"
-"""Folder of packages below that one, as `pack.py` unpacks them."""
+"""Folder of packages below that one, for a device without a network."""
 SOURCES = ("runtime", "export", "tools")
 ATTENTION: dict[str, dict[str, Any]] = {
     "grouped": {"grouped_queries": True}, "lengths": {"kv_lengths": (640,)}
