@@ -288,7 +288,7 @@ class Scheduler:
                     self._deliver(StepResult(one, error=error))
             raise
         if measured and len(active) > 1:
-            self._settle(rounds, perf_counter_ns() - began)
+            self._settle(rounds, perf_counter_ns() - began, len(active))
 
     def _plan(self, shared: StepPlan, active: Sequence[ActiveSlot]) -> bool:
         """Plan what slots draft; tell whether all go by the plan."""
@@ -304,16 +304,19 @@ class Scheduler:
         adapt = all(r.policies is not None and r.policies.adapts for r in decoding)
         return adapt and len(decoding) == len(active)
 
-    def _settle(self, rounds: Sequence[Round | None], ns: int) -> None:
-        """Learn what a step of several slots took, unless one read a prompt or ended otherwise."""
+    def _settle(self, rounds: Sequence[Round | None], ns: int, slots: int) -> None:
+        """Learn what a step of several slots took, unless one of them ended otherwise."""
         shared, executor = self._shared, self._executor
-        if shared is None or executor.read_prompt or None in rounds:
-            return
         done = [round_ for round_ in rounds if round_ is not None]
+        if shared is None or len(done) < len(rounds):
+            return
+        draft_ns = executor.draft_ns
+        if executor.read_prompt or len(done) < slots:  # some slots waited for others to read
+            draft_ns = ns
         passes = 0 if any(r.caught_up for r in done) else executor.draft_passes
         shared.settle(
-            sum(len(r.tokens) for r in done), [r.drafted for r in done], executor.draft_ns,
-            ns - executor.draft_ns, passes, executor.drafting,
+            sum(len(r.tokens) for r in done), [r.drafted for r in done], draft_ns,
+            ns - draft_ns, passes, executor.drafting,
         )  # fmt: skip
 
     def _sweep(self) -> None:

@@ -151,7 +151,7 @@ class CompiledStep:
         passes: int = 0, drafting: int = 0,
     ) -> None:  # fmt: skip
         """Learn from a step; see `SharedStep.settle`."""
-        total, widest = sum(drafted), max(drafted)
+        total, widest = sum(drafted), max(drafted, default=0)
         done = self._settle(
             self.handle, made, total, widest, draft_ns, verify_ns, passes, drafting
         )  # fmt: skip

@@ -181,7 +181,7 @@ class SharedStep:
         """Return the rows that draft to see what it comes to, where that is due."""
         company = self.company
         _, rate, ns, number, self.gamma = self._best([row.policy for row in ranked])
-        ns += self._reading_ns(max((row.lacks for row in ranked[:number]), default=0))
+        ns += sum(self._reading_ns(row.lacks) for row in ranked[:number])
         loss = max(LEAST_PROBE_LOSS * self.rows, ns * (self.floor - rate), company.probe_loss)
         loss = min(MAX_PROBE_LOSS * self.rows, loss)
         self.probing = number > 0 and company.steps_idle * PROBING * self.rows >= loss
@@ -263,13 +263,14 @@ class SharedStep:
         """Learn from a step: tokens made, those drafted by each row, and what it took.
 
         `drafting` rows ran the first of so many draft `passes`; none where that is no measure.
+        Where `verify_ns` is 0 the step is none either: a draft read a prompt. A probe still pays.
         """
         company, ns = self.company, draft_ns + verify_ns
-        width = max(drafted) * self.rows if self._padded else sum(drafted)
+        width = max(drafted, default=0) * self.rows if self._padded else sum(drafted)
         promised = self.rate / company.worth if self.rate > self.floor else self.floor
-        expected = ns * (promised if width else self.floor)
-        company.judge(made, expected, drafted=width > 0)
-        if self.rows > 1:
+        if verify_ns:
+            company.judge(made, ns * (promised if width else self.floor), drafted=width > 0)
+        if verify_ns and self.rows > 1:
             company.record(width, verify_ns)
             if passes:
                 ns_alone = self._drafts[passes]

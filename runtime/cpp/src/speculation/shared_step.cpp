@@ -102,9 +102,9 @@ SharedStep::Ranked SharedStep::probe(const std::vector<DraftingRow>& ranked) {
   for (const DraftingRow& row : ranked) rows_probing.push_back(row.acceptance);
   const Plan found = best(rows_probing);
   gamma = static_cast<int>(found.gamma);
-  int lacks = 0;
-  for (std::size_t i = 0; i < found.number; ++i) lacks = std::max(lacks, ranked[i].lacks);
-  const double ns = found.ns + reading_ns(lacks), least = kLeastProbeLoss * rows;
+  double reading = 0;
+  for (std::size_t i = 0; i < found.number; ++i) reading += reading_ns(ranked[i].lacks);
+  const double ns = found.ns + reading, least = kLeastProbeLoss * rows;
   const double loss = std::max({least, ns * (floor - found.rate), company_->probe_loss});
   const double due = static_cast<double>(company_->steps_idle) * kProbing * rows;
   probing = found.number > 0 && due >= std::min(kMaxProbeLoss * rows, loss);
@@ -190,8 +190,9 @@ void SharedStep::settle(const StepTimes& step) {
   const int drafted = padded_ ? step.widest * rows : step.drafted;
   const auto ns = static_cast<double>(step.draft_ns + step.verify_ns);
   const double promised = rate > floor ? rate / company_->worth : floor;
-  company_->judge(step.made, ns * (drafted > 0 ? promised : floor), drafted > 0);
-  if (rows > 1) {
+  const bool measured = step.verify_ns > 0;
+  if (measured) company_->judge(step.made, ns * (drafted > 0 ? promised : floor), drafted > 0);
+  if (measured && rows > 1) {
     company_->record(static_cast<std::size_t>(drafted), static_cast<double>(step.verify_ns));
     if (step.passes > 0) {
       const double ns_alone = drafts_.at(static_cast<std::size_t>(step.passes));
