@@ -105,6 +105,26 @@ def test_probes_cost_little() -> None:
     assert 0 < sum(count > 0 for count in drafting[300:]) < 0.1 * 2700
 
 
+def steps_to_probe(step: SharedStep) -> int:
+    """Run plain steps until the next one is a probe; return how many."""
+    for steps in range(5000):
+        if any(chosen(step, [Row(0.1)] * 3)):
+            return steps
+        step.settle(3, [0] * 3, 0, round(INT8.verify(2)))
+    raise AssertionError("it never probes")
+
+
+def test_a_probe_pays_for_what_its_draft_reads() -> None:
+    """The step is no measure of passes then."""
+    waits = []
+    for draft_ns in (10**6, 10**9):
+        step = begun(3)
+        steps_to_probe(step)
+        step.settle(3, [], draft_ns, 0)
+        waits.append(steps_to_probe(step))
+    assert waits[1] > 5 * waits[0]
+
+
 def test_a_long_prompt_is_not_read_for_a_few_tokens() -> None:
     for lacks, room, drafts in ((2, 10, True), (4000, 1000, True), (4000, 3, False)):
         step, rows = begun(3), [Row(0.8)] * 3
