@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from specrt.engine import kernels
-from specrt.engine.ort import silent_options
+from specrt.engine.ort import kernels
+from specrt.engine.ort.ort_engine import silent_options
 
 SIZE, MATRICES = 2048, 26
 FORMATS = {"int4": 2.0, "int4-zeros": 2.5, "int4-minimums": 4.0}

@@ -52,10 +52,8 @@ specrt.scheduler
 specrt.completion
 specrt.speculation
 specrt.sampling
-specrt.system.doctor
-specrt.engine.backends
-specrt.engine.tensorrt specrt.engine.ort_contrib specrt.engine.ort_block specrt.engine.ort_cuda
-specrt.engine.ort_encoder_decoder
+specrt.doctor
+specrt.engine.tensorrt
 specrt.engine.ort
 specrt.engine
 specrt.system

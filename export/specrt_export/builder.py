@@ -34,13 +34,13 @@ from specrt.bundle import (
     format_of,
     hash_file,
 )
+from specrt.doctor import check_exporter
 from specrt.engine.backends import backend_named
 from specrt.engine.protocol import Source
 from specrt.errors import BuildError, BundleError, CheckpointError, SpecrtError, one_line
 from specrt.generation_config import read_generation_config
 from specrt.held_file import read_file
 from specrt.params import AUTO
-from specrt.system.doctor import check_exporter
 from specrt.system.memory import available_bytes
 from specrt.text.control_tokens import (
     SPECIAL_TOKENS_MAP,

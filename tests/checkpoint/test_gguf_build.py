@@ -81,7 +81,7 @@ def test_a_graph_of_a_file_has_no_weights_and_builds_where_nothing_exports(
     assert (tmp_path / "graph.onnx").stat().st_size > 0
     assert not is_attached(tmp_path / "graph.onnx")
     monkeypatch.setitem(sys.modules, "specrt_export.portable.exporter", None)
-    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: "torch")
+    monkeypatch.setattr("specrt.doctor.missing_exporter", lambda: "torch")
     recipe, stages = tmp_path / "recipe.toml", list[str]()
     for name, engine in (("target", "max_length = 128\nprefill = 32\n"), ("draft", "")):
         source = f'[target]\ncheckpoint = "{name}.gguf"\ngraph = "graph.onnx"\n'

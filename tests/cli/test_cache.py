@@ -45,7 +45,7 @@ class Builds:
 def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
     made = Builds()
     monkeypatch.setattr("specrt.cli.cache.build_bundle", made)
-    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: None)
+    monkeypatch.setattr("specrt.doctor.missing_exporter", lambda: None)
     return made
 
 
@@ -275,7 +275,7 @@ def test_every_verb_that_runs_a_bundle_takes_a_checkpoint(
     verb: str, root: Path, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to where nothing can export it: that is one line with the remedy, and leaves nothing."""
-    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: "torch")
+    monkeypatch.setattr("specrt.doctor.missing_exporter", lambda: "torch")
     target = checkpoint(tmp_path / "big")
     more = ("--prompts", "x.jsonl") if verb in ("verify", "bench") else ()
     said = cli(verb, target, "--draft", target, *more).refusal

@@ -92,7 +92,7 @@ def built(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return []
 
     monkeypatch.setattr("specrt.cli.cache.build_bundle", build)
-    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: None)
+    monkeypatch.setattr("specrt.doctor.missing_exporter", lambda: None)
     return plans
 
 
@@ -121,7 +121,7 @@ def test_a_name_is_fetched_and_built_once(hub: LoopbackHub, built: list[Any]) ->
 def test_nothing_is_fetched_where_nothing_can_build_it(
     cli: Run, hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: "torch")
+    monkeypatch.setattr("specrt.doctor.missing_exporter", lambda: "torch")
     for name in ("org/tiny", "qwen3-0.6b", "org/gguf:Q8_0"):
         assert "needs torch" in cli("generate", name, "--prompt", "a").refusal
     assert "needs torch" in cli("build", "qwen3-0.6b").refusal

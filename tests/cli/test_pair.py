@@ -172,7 +172,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
         return []
 
     monkeypatch.setattr("specrt.cli.build.build_bundle", build)
-    monkeypatch.setattr("specrt.system.doctor.missing_exporter", lambda: None)
+    monkeypatch.setattr("specrt.doctor.missing_exporter", lambda: None)
     manifest = Mock(target=None, draft=None, acceptance=None)
     monkeypatch.setattr("specrt.cli.build.read_manifest", lambda place: manifest)
     return asked
@@ -252,7 +252,7 @@ def test_what_exports_is_missed_before_anything_is_fetched(
         raise AssertionError("something was fetched")
 
     monkeypatch.setattr("specrt_export.checkpoint.checkpoint.download", download)
-    monkeypatch.setattr("specrt.system.doctor.EXPORTERS", ("a_library_that_there_is_not",))
+    monkeypatch.setattr("specrt.doctor.EXPORTERS", ("a_library_that_there_is_not",))
     said = cli("build", "--target", "org/model").refusal
     assert "needs a_library_that_there_is_not; install it with `make setup-export`" in said
     recipe = same('[target]\ncheckpoint = "org/model"\n', Path("recipe.toml"))

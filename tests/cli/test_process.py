@@ -226,7 +226,7 @@ import sys
 import time
 from pathlib import Path
 import specrt
-from specrt.engine.ort import open_session
+from specrt.engine.ort.ort_engine import open_session
 from specrt.errors import EngineError
 from specrt.held_file import hold_folder
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.backends import open_engine
-from specrt.engine.ort import OrtEngine
-from specrt.engine.ort_contrib import ContribEngine
+from specrt.engine.ort.contrib_engine import ContribEngine
+from specrt.engine.ort.ort_engine import OrtEngine
 from specrt.engine.protocol import Feed
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy

@@ -27,7 +27,7 @@ from specrt.bundle import (
     Provenance,
     Quality,
 )
-from specrt.engine.kernels import CONTRIB, KERNELS, LAYOUT
+from specrt.engine.ort.kernels import CONTRIB, KERNELS, LAYOUT
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range, SourceShape
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.passes import KV_TYPES, expected

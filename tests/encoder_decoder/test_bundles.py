@@ -21,7 +21,7 @@ from encoder_decoder.recipes import MAX_SOURCE, QUALITY, end_of, save_texts, wri
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
-from specrt.engine.ort_encoder_decoder import EncoderDecoderEngine
+from specrt.engine.ort.encoder_decoder_engine import EncoderDecoderEngine
 from specrt.engine.protocol import Feed, Source
 from specrt.errors import BuildError, CheckpointError, EngineError
 from specrt.params import SamplingParams

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from lower.lowering import DIFFERS, Case, Lowering, lowered
 from portable.zoo import ENCODER_DECODERS, Exported
-from specrt.engine.ort_encoder_decoder import EncoderDecoderEngine
+from specrt.engine.ort.encoder_decoder_engine import EncoderDecoderEngine
 from specrt.engine.protocol import ConditionedEngine, Feed
 from specrt.errors import BuildError, EngineError
 from specrt_export.check.equivalence import random_sources

@@ -15,7 +15,7 @@ from engine.tensorrt_site import site as site
 from shared import locked, shared_folder
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
-from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda

@@ -13,7 +13,7 @@ import pytest
 
 from specrt.bundle import FORMAT, Manifest, ModelRecord, hash_file
 from specrt.engine.backends import BACKENDS
-from specrt.engine.kernels import LAYOUT
+from specrt.engine.ort.kernels import LAYOUT
 from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record, library
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord

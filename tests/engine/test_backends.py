@@ -16,7 +16,7 @@ import specrt
 from engine.tensorrt_site import LENGTH, Site, pair
 from specrt.bundle import Bundle
 from specrt.engine.backends import BACKENDS, Backend, check_versions, host_bytes, notices
-from specrt.engine.kernels import CONTRIB, LAYOUT
+from specrt.engine.ort.kernels import CONTRIB, LAYOUT
 from specrt.errors import BundleError
 from specrt.params import SamplingParams
 from support.kernels import without_kernels
@@ -150,7 +150,7 @@ def test_a_bundle_is_for_the_kernels_that_are_here(
 def test_a_library_that_was_compiled_for_another_layout_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrt.engine.kernels.LAYOUT", "tiles of 7")
+    monkeypatch.setattr("specrt.engine.ort.kernels.LAYOUT", "tiles of 7")
     folder = site.bundle(*pair(), backends=("ort-cpu", "ort-cpu"))
     manifest = replace(Bundle.open(folder).manifest, versions={"kernels": "tiles of 7"})
     with pytest.raises(BundleError, match=f"compiled for '{LAYOUT}'.*'tiles of 7'; run `"):

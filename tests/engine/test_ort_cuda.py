@@ -15,8 +15,8 @@ import pytest
 
 from engine.conftest import MAX_LENGTH, MAX_WIDTH, Opener
 from specrt.bundle import Geometry
-from specrt.engine import ort_cuda
-from specrt.engine.ort_cuda import PROVIDER, OrtCudaEngine
+from specrt.engine.ort import cuda_engine
+from specrt.engine.ort.cuda_engine import PROVIDER, OrtCudaEngine
 from specrt.errors import EngineError
 from specrt.system.gpu import Devices
 
@@ -92,7 +92,7 @@ def test_a_capture_that_fails_leaves_the_pass_as_it_is(
 def test_a_graph_that_onnx_runtime_does_not_capture_is_opened_all_the_same(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, asked = ort_cuda.open_session, list[bool]()
+    real, asked = cuda_engine.open_session, list[bool]()
 
     def refusing(path: Any, files: Any, device: str, device_id: int, captures: bool) -> Any:
         asked.append(captures)
@@ -100,7 +100,7 @@ def test_a_graph_that_onnx_runtime_does_not_capture_is_opened_all_the_same(
             raise EngineError("This session cannot use the graph capture feature as requested")
         return real(path, files, device, device_id, captures)
 
-    monkeypatch.setattr(ort_cuda, "open_session", refusing)
+    monkeypatch.setattr(cuda_engine, "open_session", refusing)
     engine = opener("cuda")
     engine.forward([[1, 2]], 0)
     assert asked == [True, False]
@@ -124,7 +124,7 @@ LOOKED_FOR = """
 import sys, warnings
 import onnxruntime as ort
 from onnx.parser import parse_model
-from specrt.engine.ort_cuda import PROVIDER, without_warnings
+from specrt.engine.ort.cuda_engine import PROVIDER, without_warnings
 
 warnings.simplefilter("ignore")
 head = '<ir_version: 9, opset_import: ["": 17]>'
@@ -178,7 +178,7 @@ def test_without_what_it_needs_nothing_is_opened_and_none_falls_back_to_the_cpu(
     said = b"Traceback\nOSError: libcublasLt.so.13: not found\n"
     probe = subprocess.CompletedProcess[bytes]([], 1, b"", said)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [provider])
-    monkeypatch.setattr(ort_cuda, "find_devices", lambda: devices)
+    monkeypatch.setattr(cuda_engine, "find_devices", lambda: devices)
     monkeypatch.setattr(onnxruntime, "InferenceSession", fallen)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: probe)
     with pytest.raises(EngineError, match=message):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener, alone
-from specrt.engine import ort_contrib
-from specrt.engine.ort import RowScores
+from specrt.engine.ort import contrib_engine
+from specrt.engine.ort.ort_engine import RowScores
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 
@@ -53,7 +53,7 @@ def test_rows_are_what_they_are_alone(
 ) -> None:
     """With all passes bound, and with more of them than are."""
     if few:
-        monkeypatch.setattr(ort_contrib, "MOST_BINDINGS", 2)
+        monkeypatch.setattr(contrib_engine, "MOST_BINDINGS", 2)
     one, several = opener(rows(kind, 1)), opener(rows(kind))
     texts = [text_of(row) for row in range(BATCH)]
     wanted = [alone(one, text) for text in texts]

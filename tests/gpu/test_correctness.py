@@ -14,7 +14,7 @@ from gpucheck.settings import RunSettings
 from gpucheck.workbench import Workbench
 
 from gpu.gpu_double import GpuDouble
-from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from support.tensorrt_double import double_of
 

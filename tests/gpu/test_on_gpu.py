@@ -12,7 +12,7 @@ import pytest
 from gpucheck.correctness import check_logits, check_replays
 from gpucheck.evidence import Evidence
 
-from specrt.engine.ort_cuda import OrtCudaEngine, missing, unloadable
+from specrt.engine.ort.cuda_engine import OrtCudaEngine, missing, unloadable
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import GraphRun
 from specrt_export.precision import Precision

@@ -18,8 +18,8 @@ from heads.conftest import RECIPE, VOCABULARY
 from heads.test_head_drafting import PROMPTS, SETTINGS, agreement, run
 from shared import nightly_but
 from specrt.engine.backends import BACKENDS
-from specrt.engine.ort_block import BLOCK as BLOCK_FACTS
-from specrt.engine.ort_block import read_block
+from specrt.engine.ort.block_engine import BLOCK as BLOCK_FACTS
+from specrt.engine.ort.block_engine import read_block
 from specrt.engine.protocol import BlockShape, Feed, PackedEngine
 from specrt.errors import BundleError, EngineError
 from specrt.generator import Generator

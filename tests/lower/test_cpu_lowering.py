@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lower.lowering import Case, Lowering, lowered
 from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, architectures
 from quantize.graphs import FORMATS, in_codes
-from specrt.engine.ort import silent_options
+from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.lower.lazy_tensor import ENGINE

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
-from specrt.engine.ort_cuda import CAPTURED
+from specrt.engine.ort.cuda_engine import CAPTURED
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import TOLERANCES
 from specrt_export.compile import ort_cuda_compiler

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord, hash_file
-from specrt.engine.kernels import LAYOUT
+from specrt.engine.ort.kernels import LAYOUT
 
 GEOMETRY = Geometry(2, 4, 2, 8, 300, 64, (0, 16))
 FILES = {

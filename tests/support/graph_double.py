@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from specrt.bundle import Bundle, Geometry
-from specrt.engine.ort import silent_options
+from specrt.engine.ort.ort_engine import silent_options
 from specrt.engine.tensorrt.engine_record import EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import NATIVE
 from specrt.engine.tensorrt.passes import cache_names

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quantize.graphs import random_codes
-from specrt.engine import kernels
-from specrt.engine.ort import silent_options
+from specrt.engine.ort import kernels
+from specrt.engine.ort.ort_engine import silent_options
 from specrt_export.checkpoint.codes import Codes, pack
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.lower.projections import WeightMatrix, of_matrices

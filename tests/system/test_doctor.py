@@ -12,11 +12,11 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from specrt.engine import ort_cuda
+from specrt import doctor
+from specrt.doctor import Check, fits
+from specrt.engine.ort import cuda_engine
 from specrt.engine.tensorrt import library
 from specrt.errors import how_to_install
-from specrt.system import doctor
-from specrt.system.doctor import Check, fits
 from specrt.system.gpu import Devices, Gpu, Survey
 from specrt.system.machine import read_jetson
 
@@ -57,11 +57,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., di
 
         monkeypatch.delenv("CXX", raising=False)
         monkeypatch.setattr(shutil, "which", lambda name: name if name in tools else None)
-        providers = [ort_cuda.PROVIDER] if provider else []
+        providers = [cuda_engine.PROVIDER] if provider else []
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
         devices = Devices(tuple(gpu.name for gpu in gpus), problem)
-        monkeypatch.setattr(ort_cuda, "find_devices", lambda: devices)
-        monkeypatch.setattr(ort_cuda, "unloadable", lambda: unloadable)
+        monkeypatch.setattr(cuda_engine, "find_devices", lambda: devices)
+        monkeypatch.setattr(cuda_engine, "unloadable", lambda: unloadable)
         monkeypatch.setattr(library, "lacks_to_run", lacking)
         monkeypatch.setattr(library, "lacks_to_build", lacking)
         monkeypatch.setattr(importlib.util, "find_spec", find)

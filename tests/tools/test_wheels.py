@@ -15,7 +15,7 @@ import pytest
 
 import wheels
 from shared import REPOSITORY
-from specrt.engine.kernels import KERNELS
+from specrt.engine.ort.kernels import KERNELS
 from support.kernels import instruction_sets
 
 

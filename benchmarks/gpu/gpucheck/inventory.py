@@ -78,7 +78,7 @@ def collect(machine: Machine, backend: str, evidence: Evidence) -> None:
 def _ort_cuda() -> Facts:
     import onnxruntime
 
-    from specrt.engine.ort_cuda import missing, unloadable
+    from specrt.engine.ort.cuda_engine import missing, unloadable
 
     providers = list(onnxruntime.get_available_providers())
     lacks = missing() or unloadable()

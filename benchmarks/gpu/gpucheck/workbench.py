@@ -33,7 +33,7 @@ from gpucheck.settings import (
     RunSettings,
 )
 from specrt.bundle import Geometry, read_manifest
-from specrt.engine.ort_cuda import OrtCudaEngine
+from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.engine.tensorrt.device import CudaDevice, cuda_bindings
 from specrt.engine.tensorrt.engine import TensorRtEngine

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specrt.engine.ort_block import OrtBlockEngine
+from specrt.engine.ort.block_engine import OrtBlockEngine
 from specrt.engine.protocol import Feed
 from specrt.errors import BuildError, ExportError
 from specrt_export.check.equivalence import PARITY_TOLERANCE, TOLERANCES, passes

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specrt.bundle import Bundle, Geometry, Manifest
 from specrt.engine.backends import open_engine
-from specrt.engine.kernels import KERNELS, SWITCH, aligned_zeros, missing_kernels
-from specrt.engine.onnx_file import mapped_weights
-from specrt.engine.ort import bind_input, bind_output, shared_pool, silent_options
+from specrt.engine.ort.kernels import KERNELS, SWITCH, aligned_zeros, missing_kernels
+from specrt.engine.ort.onnx_file import mapped_weights
+from specrt.engine.ort.ort_engine import bind_input, bind_output, shared_pool, silent_options
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
 from specrt.tuning.pass_timer import turned

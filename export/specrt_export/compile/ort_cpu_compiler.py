@@ -16,9 +16,9 @@ from onnx import helper
 
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.backends import open_engine
-from specrt.engine.kernels import CONTRIB, LAYOUT, missing_kernels
-from specrt.engine.ort import silent_options
-from specrt.engine.ort_encoder_decoder import NEEDS_KERNELS
+from specrt.engine.ort.encoder_decoder_engine import NEEDS_KERNELS
+from specrt.engine.ort.kernels import CONTRIB, LAYOUT, missing_kernels
+from specrt.engine.ort.ort_engine import silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
 from specrt_export.compile.compiler import (

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from specrt.bundle import Geometry
-from specrt.engine.ort_cuda import CAPTURED, OrtCudaEngine
+from specrt.engine.ort.cuda_engine import CAPTURED, OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress

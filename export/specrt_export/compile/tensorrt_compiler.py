@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.head_engine import HeadEngine
-from specrt.engine.ort import check_hidden, silent_options, widths
+from specrt.engine.ort.ort_engine import check_hidden, silent_options, widths
 from specrt.engine.protocol import (
     Candidates,
     Confidence,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.bundle import Geometry
-from specrt.engine.ort import silent_options
+from specrt.engine.ort.ort_engine import silent_options
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.lazy_tensor import in_memory

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from specrt.engine.ort import silent_options
+from specrt.engine.ort.ort_engine import silent_options
 from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.view import GraphView, stamp_oldest_opset
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.ort import silent_options
+from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError, ExportError
 from specrt.records import read
 from specrt_export.heads.dflash_format import CONTEXT

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx.ops import symbolic
 
 from specrt.bundle import Geometry
-from specrt.engine.ort_block import BLOCK
+from specrt.engine.ort.block_engine import BLOCK
 from specrt_export.heads.dflash_format import (
     CONFIDENCE,
     CONTEXT,

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from specrt.engine.ort import silent_options
+from specrt.engine.ort.ort_engine import silent_options
 from specrt_export.checkpoint.codes import INT4_LEAST, INT4_MOST, BlockGrid, Integers
 from specrt_export.portable.external_data import Floats
 

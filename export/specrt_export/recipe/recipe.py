@@ -11,13 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from specrt.doctor import best_backend
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
 from specrt.errors import CheckpointError, RecipeError, first_line
 from specrt.held_file import read_file
 from specrt.params import AUTO
 from specrt.records import read
 from specrt.speculation.drafters import available_drafters
-from specrt.system.doctor import best_backend
 from specrt_export.checkpoint.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.checkpoint.gguf.reader import SUFFIX, GgufFile
 from specrt_export.checkpoint.hub_cache import is_hub_name

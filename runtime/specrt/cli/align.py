@@ -14,8 +14,8 @@ import click
 
 from specrt.bundle import BUILD_ROOT, FILE_NAME, Bundle
 from specrt.cli.options import progress, table
+from specrt.doctor import check_exporter
 from specrt.errors import BuildError, how_to_install
-from specrt.system.doctor import check_exporter
 from specrt.tuning.tuning_record import read_tuning
 
 if TYPE_CHECKING:

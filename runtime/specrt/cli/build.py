@@ -20,10 +20,10 @@ from specrt.bundle import BUILD_ROOT, read_manifest
 from specrt.cli.inspect import quality_lines
 from specrt.cli.names import checkpoint_source, fetch_sources, ready_recipe
 from specrt.cli.options import is_checkpoint, print_notices, progress
+from specrt.doctor import check_exporter
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, SpecrtError, how_to_install, shortage
 from specrt.held_file import check_place, read_file, replacing
-from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 

@@ -37,10 +37,10 @@ from specrt.cli.names import (
     ready_recipe,
 )
 from specrt.cli.options import GGUF, print_notices
+from specrt.doctor import check_exporter
 from specrt.engine.backends import check_versions, notices
-from specrt.engine.kernels import LAYOUT, missing_kernels
+from specrt.engine.ort.kernels import LAYOUT, missing_kernels
 from specrt.errors import BuildError, BundleError, CheckpointError, RequestError
-from specrt.system.doctor import check_exporter
 
 if TYPE_CHECKING:
     from specrt_export.recipe.recipe import Recipe

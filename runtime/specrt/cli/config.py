@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 import click
 
 import specrt
+from specrt.doctor import BUILD_TOOLS
 from specrt.errors import BuildError
-from specrt.system.doctor import BUILD_TOOLS
 
 SHARE = Path("share", "specrt", "cpp")
 """Where an installed package has the sources, under its prefix."""

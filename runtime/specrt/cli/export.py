@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrt.cli.options import progress
+from specrt.doctor import missing_exporter
 from specrt.errors import ExportError, how_to_install
 from specrt.held_file import check_place
-from specrt.system.doctor import missing_exporter
 from specrt.system.memory import size
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import click
 
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.cli.options import graphs_text, table
+from specrt.doctor import abilities, libraries, machine
 from specrt.engine.backends import backend_of
-from specrt.engine.kernels import CONTRIB
+from specrt.engine.ort.kernels import CONTRIB
 from specrt.errors import BundleError
 from specrt.params import AUTO
-from specrt.system.doctor import abilities, libraries, machine
 from specrt.system.memory import size
 from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.tuning_record import read_tuning

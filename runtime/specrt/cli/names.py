@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from specrt.cli.options import GGUF, is_checkpoint, progress
+from specrt.doctor import check_exporter
 from specrt.errors import CheckpointError, did_you_mean
-from specrt.system.doctor import check_exporter
 from specrt.system.memory import size
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from specrt.bundle import (
     ModelRecord,
     installed,
 )
-from specrt.engine.kernels import check_kernels, kernels_notice, missing_kernels
 from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, EngineError, first_line, shortage
 from specrt.held_file import HeldFile, hold_folder
@@ -191,9 +190,9 @@ def _open_ort_cpu(
     max_width: int, threads: int, beside: Engine | None,
 ) -> Engine:  # fmt: skip
     from specrt.engine.head_engine import HeadEngine
-    from specrt.engine.ort import OrtEngine, open_session, widths
-    from specrt.engine.ort_block import OrtBlockEngine
-    from specrt.engine.ort_contrib import ContribEngine
+    from specrt.engine.ort.block_engine import OrtBlockEngine
+    from specrt.engine.ort.contrib_engine import ContribEngine
+    from specrt.engine.ort.ort_engine import OrtEngine, open_session, widths
 
     session, weights = open_session(path, files, threads)
     sizes = {"batch": batch, "max_length": max_length, "max_width": max_width}
@@ -219,7 +218,8 @@ def _open_ort_cpu_encoder_decoder(
     path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
     batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
 ) -> Engine:  # fmt: skip
-    from specrt.engine.ort_encoder_decoder import NEEDS_KERNELS, open_encoder_decoder
+    from specrt.engine.ort.encoder_decoder_engine import NEEDS_KERNELS, open_encoder_decoder
+    from specrt.engine.ort.kernels import missing_kernels
 
     if lacks := missing_kernels():
         raise EngineError(f"{path} cannot be opened: {NEEDS_KERNELS}: {lacks}")
@@ -231,7 +231,7 @@ def _open_ort_cpu_encoder_decoder(
 
 def _share_pool(threads: int) -> None:
     if threads > 1:
-        from specrt.engine.ort import share_pool
+        from specrt.engine.ort.ort_engine import share_pool
 
         share_pool(threads)
 
@@ -240,7 +240,7 @@ def _open_ort_cuda(
     path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int, max_length: int,
     max_width: int, **_: Any,
 ) -> Engine:  # fmt: skip
-    from specrt.engine.ort_cuda import OrtCudaEngine
+    from specrt.engine.ort.cuda_engine import OrtCudaEngine
 
     return OrtCudaEngine(
         path, geometry, files=files, batch=batch, max_length=max_length, max_width=max_width
@@ -275,7 +275,7 @@ def _missing_for_cuda() -> str:
     if lacks := _missing_onnxruntime():
         return lacks
     try:
-        from specrt.engine.ort_cuda import INSTALL, missing, unloadable
+        from specrt.engine.ort.cuda_engine import INSTALL, missing, unloadable
     except Exception as error:  # a broken installation of the library raises anything
         return f"onnxruntime cannot be imported ({first_line(error)}); install it again"
     if lacks := missing():
@@ -322,8 +322,16 @@ def _upgrade(needed: tuple[int, int], here: str) -> str:
 
 
 def _check_ort_cpu(bundle: Path, versions: Mapping[str, str]) -> None:
+    from specrt.engine.ort.kernels import check_kernels
+
     _check_onnxruntime(bundle, versions)
     check_kernels(bundle, versions)
+
+
+def _kernels_notice(versions: Mapping[str, str]) -> str:
+    from specrt.engine.ort.kernels import kernels_notice
+
+    return kernels_notice(versions)
 
 
 def _release(text: str) -> tuple[int, int] | None:
@@ -401,7 +409,7 @@ BACKENDS: dict[str, Backend] = {
     ),
     "ort-cpu": Backend(
         _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
-        notice=kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
+        notice=_kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
         open_encoder_decoder=_open_ort_cpu_encoder_decoder, heads=True, blocks=True, exact=True,
     ),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, cast
 from weakref import finalize
 
-from specrt.engine.kernels import KERNELS
+from specrt.engine.ort.kernels import KERNELS
 from specrt.speculation.auto_gamma import FALLBACK_AFTER, AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.gamma import DraftDecision, GammaPolicy

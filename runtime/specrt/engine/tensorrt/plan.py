@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrt.engine.onnx_file import files_of
+from specrt.engine.ort.onnx_file import files_of
 from specrt.engine.tensorrt.device import CudaDevice, lost, size
 from specrt.engine.tensorrt.library import FLAVOURS, KernelCache, Library
 from specrt.errors import EngineError

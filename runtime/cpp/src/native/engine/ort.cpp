@@ -1,5 +1,5 @@
 // ONNX Runtime with the CPU kernels: bindings made once per width, KV buffers updated in place; see
-// specrt.engine.ort.
+// specrt.engine.ort.ort_engine.
 #include <dirent.h>
 #include <sys/stat.h>
 

@@ -13,8 +13,8 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.kernels import KERNELS, aligned_zeros
-from specrt.engine.onnx_file import files_of, mapped_weights
+from specrt.engine.ort.kernels import KERNELS, aligned_zeros
+from specrt.engine.ort.onnx_file import files_of, mapped_weights
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,

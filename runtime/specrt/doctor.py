@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from specrt.bundle import ONNXRUNTIME, installed
 from specrt.engine.backends import BACKENDS
-from specrt.engine.kernels import SWITCH, install_kernels, instruction_sets, missing_kernels
+from specrt.engine.ort.kernels import SWITCH, install_kernels, instruction_sets, missing_kernels
 from specrt.engine.tensorrt.library import form_of
 from specrt.errors import BuildError, how_to_install
 from specrt.system.gpu import Survey, survey

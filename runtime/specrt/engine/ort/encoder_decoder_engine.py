@@ -18,8 +18,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from specrt.bundle import EncoderRecord, Geometry
-from specrt.engine.kernels import aligned_zeros
-from specrt.engine.ort import TILE, OrtEngine, RowScores, open_session
+from specrt.engine.ort.kernels import aligned_zeros
+from specrt.engine.ort.ort_engine import TILE, OrtEngine, RowScores, open_session
 from specrt.engine.protocol import CLOSED, Engine, Feed, Source
 from specrt.engine.sources import (
     check_row,

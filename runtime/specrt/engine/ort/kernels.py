@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import BundleError
 
-KERNELS = Path(__file__).parents[1] / "libspecrt_kernels.so"
+KERNELS = Path(__file__).parents[2] / "libspecrt_kernels.so"
 
 SWITCH = "SPECRT_KERNELS"
 """The environment variable that names an instruction set to use instead of the best one."""
@@ -53,7 +53,7 @@ def install_kernels() -> str:
 
 
 def _compile_again() -> str:
-    clone = (Path(__file__).parents[3] / "Makefile").is_file()
+    clone = (Path(__file__).parents[4] / "Makefile").is_file()
     pip = "pip install --force-reinstall --no-deps --no-cache-dir specrt"
     return f"run `{'make -B setup' if clone else pip}`"
 

@@ -16,8 +16,8 @@ import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.onnx_file import files_of
-from specrt.engine.ort import shared_pool, silent_options
+from specrt.engine.ort.onnx_file import files_of
+from specrt.engine.ort.ort_engine import shared_pool, silent_options
 from specrt.engine.protocol import (
     CLOSED,
     Candidates,

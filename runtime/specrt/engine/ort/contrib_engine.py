@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specrt.bundle import Geometry
-from specrt.engine.ort import (
+from specrt.engine.ort.ort_engine import (
     RowScores,
     bind_input,
     bind_output,
