@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,10 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from shared import REPOSITORY
 from specrt_export.lower.lazy_tensor import in_memory
 from specrt_export.lower.tiles import tiled_floats
-from support.kernels import Norm, Stored, instruction_sets, matmul, session, stored
+from support.kernels import Norm, Stored, matmul, session, stored
 
 FORMATS = [
     ("int4", 96, 256, 32),
@@ -73,19 +70,25 @@ def close(found: NDArray[Any], expected: NDArray[Any]) -> None:
     assert (np.abs(found - expected) <= 1e-5 * largest).all()
 
 
+def check_products(weights: Stored, widths: Sequence[int]) -> None:
+    """Hold products of rows to those in float64, with a bias and without, and exact ones."""
+    outputs, inputs = weights.dense.shape
+    bias = np.linspace(-1, 1, outputs, dtype=np.float32)
+    run, biased, exact = matmul(weights), matmul(weights, bias), matmul(weights, exact=True)
+    for width in widths:
+        x = rows_of(width, inputs)
+        expected = product(weights, x)
+        close(run(x), expected)
+        close(biased(x), expected + bias)
+        if weights.block:
+            close(exact(x), x.astype(np.float64) @ weights.dense.T)
+
+
 @formats
 def test_products_are_those_of_the_codes(
     format_: str, outputs: int, inputs: int, block: int
 ) -> None:
-    weights = stored(format_, outputs, inputs, block)
-    bias = np.linspace(-1, 1, outputs, dtype=np.float32)
-    for width in (1, 2, 5, 9, 40):
-        x = rows_of(width, inputs)
-        expected = product(weights, x)
-        close(matmul(weights)(x), expected)
-        close(matmul(weights, bias)(x), expected + bias)
-        if block:
-            close(matmul(weights, exact=True)(x), x.astype(np.float64) @ weights.dense.T)
+    check_products(stored(format_, outputs, inputs, block), (1, 2, 5, 9, 40))
 
 
 @formats
@@ -106,27 +109,7 @@ def test_a_row_that_is_looked_up_has_the_bits_of_the_weights(
 )
 def test_scales_that_fp16_does_not_hold_are_fp32(format_: str) -> None:
     """Of five blocks, as those of int4 share zeros by two."""
-    weights = stored(format_, 104, 80, 16, scale=1e6)
-    for width in (1, 5, 9):
-        x = rows_of(width, 80)
-        close(matmul(weights)(x), product(weights, x))
-        close(matmul(weights, exact=True)(x), x.astype(np.float64) @ weights.dense.T)
-
-
-@formats
-def test_a_row_has_the_same_bits_in_any_company(
-    format_: str, outputs: int, inputs: int, block: int
-) -> None:
-    weights = stored(format_, outputs, inputs, block)
-    run, alone = matmul(weights), matmul(weights, threads=1)
-    x = rows_of(40, inputs)
-    rows = np.concatenate([alone(x[i : i + 1]) for i in range(40)])
-    for width in (*range(1, 14), 17, 33, 40):
-        assert np.array_equal(run(x[:width]), rows[:width]), width
-        assert np.array_equal(run(x[-width:]), rows[-width:]), width
-    many = np.concatenate([x] * 14)  # more than are quantized at a time
-    assert np.array_equal(run(many), np.concatenate([rows] * 14))
-    assert run(x[:0]).shape == (0, outputs)
+    check_products(stored(format_, 104, 80, 16, scale=1e6), (1, 5, 9))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
@@ -164,16 +147,20 @@ def normed(norm: Norm, x: NDArray[Any]) -> NDArray[np.float64]:
     return whole * norm.weight + (0 if norm.bias is None else norm.bias)
 
 
-@pytest.mark.parametrize("inputs", [100, 256, 2564])
+def identity_of(inputs: int) -> Stored:
+    """Return weights whose products show what was multiplied."""
+    tiles = tiled_floats(in_memory("w", np.eye(inputs, dtype="f4")))
+    return replace(stored("fp32", inputs, inputs, 0), tiles=tiles)
+
+
+@pytest.mark.parametrize("inputs", [100, 256, 1284])
 def test_norms_are_those_of_the_formula_and_of_onnx_runtime(inputs: int) -> None:
     """Within 16 roundings of the largest number that goes in, as it is scaled.
 
     Sums of some 160 numbers in a lane have more of them, most of which cancel. A product with the
     identity in fp32 shows what was multiplied.
     """
-    identity = stored("fp32", inputs, inputs, 0)
-    identity = replace(identity, tiles=tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))))
-    x = rows_of(40, inputs) + 3
+    identity, x = identity_of(inputs), rows_of(40, inputs) + 3
     residual = rows_of(41, inputs)[1:]
     for norm in norms(inputs):
         run = matmul(identity, norm=norm)
@@ -200,25 +187,27 @@ def by_onnx_runtime(norm: Norm, x: NDArray[Any]) -> NDArray[Any]:
 
 
 @formats
-def test_a_row_is_normed_alike_in_any_company(
+def test_a_row_has_the_same_bits_in_any_company(
     format_: str, outputs: int, inputs: int, block: int
 ) -> None:
-    """It is multiplied as the same row is that was normed before."""
-    weights = stored(format_, outputs, inputs, block)
-    identity = stored("fp32", inputs, inputs, 0)
-    identity = replace(identity, tiles=tiled_floats(in_memory("w", np.eye(inputs, dtype="f4"))))
-    x, residual = rows_of(40, inputs), rows_of(41, inputs)[1:]
-    for norm in norms(inputs):
-        given = (x, residual) if norm.has_residual else (x,)
-        run, shown = matmul(weights, norm=norm), matmul(identity, norm=norm, threads=1)
-        exact = matmul(weights, norm=norm, exact=True)
-        first = matmul(weights)(first_of(shown(*given)))
-        for width in (*range(1, 14), 17, 33, 40):
-            part = [value[-width:] for value in given]
-            assert np.array_equal(first_of(run(*part)), first[-width:]), width
-            close(first_of(exact(*part)), first_of(shown(*part)) @ weights.dense.T)
-        many = [np.concatenate([value] * 14) for value in given]  # more than are normed at a time
-        assert np.array_equal(first_of(run(*many)), np.concatenate([first] * 14))
+    """Normed or not; what is normed is multiplied as the same row is that was normed before."""
+    weights, x = stored(format_, outputs, inputs, block), rows_of(40, inputs)
+    alone, identity = matmul(weights, threads=1), identity_of(inputs)
+    residual = rows_of(41, inputs)[1:]
+    for norm in (None, *norms(inputs)):
+        given = (x, residual) if norm and norm.has_residual else (x,)
+        shown = first_of(matmul(identity, norm=norm, threads=1)(*given)) if norm else x
+        rows = np.concatenate([alone(shown[i : i + 1]) for i in range(40)])
+        run, exact = matmul(weights, norm=norm), matmul(weights, norm=norm, exact=True)
+        for width in (*range(1, 10), 13, 17, 33, 40):
+            for part in (slice(width), slice(-width, None)):
+                found = first_of(run(*(value[part] for value in given)))
+                assert np.array_equal(found, rows[part]), (norm, width)
+        many = [np.concatenate([value] * 14) for value in given]  # more than are read at a time
+        assert np.array_equal(first_of(run(*many)), np.concatenate([rows] * 14))
+        assert first_of(run(*(value[:0] for value in given))).shape == (0, outputs)
+        if norm:
+            close(first_of(exact(*given)), shown @ weights.dense.T)
 
 
 def first_of(made: Any) -> NDArray[Any]:
@@ -226,42 +215,48 @@ def first_of(made: Any) -> NDArray[Any]:
     return np.asarray(made[0] if isinstance(made, list) else made)
 
 
-def test_norms_of_another_size_are_refused() -> None:
-    weights = stored("int8", 32, 64, 32)
-    for wrong in (Norm("rms", np.ones(63, np.float32)), Norm("mean", np.ones(64, np.float32))):
-        with pytest.raises(Exception, match="norm"):
-            matmul(weights, norm=wrong)(rows_of(1, 64))
+ROWS, NORM = (1, ["T", None]), (1, [None])
+LEFT_OUT: dict[str, Any] = {" ": (0, []), "  ": (0, [])}
+HALF = {"x": np.ones((1, 64), np.float32)}
 
 
-def one_product(inputs: dict[str, Any], outputs: dict[str, int], **attributes: Any) -> Any:
-    """Open a product without a bias with fp32 weights [16, K]."""
-    tiles = in_memory("tiles", np.zeros((1, 64 * attributes["K"]), np.uint8))
-    attributes = {"N": 16, "block_size": 0, "format": "fp32", "activation": "none", "exact": 0,
-                  "epsilon": 1e-5, **attributes}  # fmt: skip
-    return session("MatMul", inputs, outputs, (tiles,), **attributes)
-
-
-def test_norms_without_a_weight_and_sums_without_a_residual_are_refused() -> None:
-    rows = (1, ["T", None])
-    bare = one_product({"x": rows}, {"y": 1}, K=1, norm="rms")
-    with pytest.raises(Exception, match="norm of another size"):
-        bare.run(None, {"x": np.ones((2, 1), np.float32)})
-    left_out = {" ": (0, []), "  ": (0, [])}
-    alone = one_product(
-        {"x": rows, **left_out, "weight": (1, [None])}, {"y": 1, "sum": 1}, K=16, norm="rms"
-    )
-    with pytest.raises(Exception, match="sum without a residual"):
-        alone.run(None, {"x": np.ones((2, 16), np.float32), "weight": np.ones(16, np.float32)})
+@pytest.mark.parametrize(
+    ("inputs", "feeds", "attributes", "said"),
+    [
+        ({}, {}, {"K": 64, "block_size": 24}, "in blocks of 24"),
+        ({}, {}, {"K": 96, "block_size": 64}, "in blocks of 64"),
+        ({}, {}, {"K": 131072, "block_size": 131072}, "in blocks of 131072"),
+        ({}, HALF, {"N": 32, "K": 64, "block_size": 32}, "another size"),
+        ({}, HALF, {"K": 64, "norm": "rms"}, "norm of another size"),
+        ({**LEFT_OUT, "weight": NORM}, HALF | {"weight": np.ones(63, np.float32)},
+         {"K": 64, "norm": "rms"}, "norm"),
+        ({**LEFT_OUT, "weight": NORM}, HALF | {"weight": np.ones(64, np.float32)},
+         {"K": 64, "norm": "mean"}, "norm"),
+        ({**LEFT_OUT, "weight": NORM}, HALF | {"weight": np.ones(64, np.float32)},
+         {"K": 64, "norm": "rms", "sum": True}, "sum without a residual"),
+    ],
+)  # fmt: skip
+def test_products_of_other_sizes_are_refused(
+    inputs: dict[str, Any], feeds: dict[str, Any], attributes: dict[str, Any], said: str
+) -> None:
+    """Of weights [16, K] or of what a graph says they are."""
+    format_ = "int8" if "block_size" in attributes else "fp32"
+    weights = stored(format_, 16, 64, 32 if format_ == "int8" else 0)
+    options = {**weights.attributes, "activation": "none", "exact": 0, "norm": "none",
+               "epsilon": 1e-5, **attributes}  # fmt: skip
+    outputs = {"y": 1, **({"sum": 1} if options.pop("sum", False) else {})}
+    with pytest.raises(Exception, match=said):
+        session("MatMul", {"x": ROWS, **inputs}, outputs, (weights.tiles,), **options).run(
+            None, feeds
+        )
 
 
 @pytest.mark.parametrize("outputs", [-1, 1 << 60])
 def test_tables_of_sizes_that_none_has_are_refused(outputs: int) -> None:
     tiles = in_memory("tiles", np.zeros((0, 1024), np.uint8))
+    sizes: dict[str, Any] = {"N": outputs, "K": 16, "block_size": 0, "format": "fp32"}
     with pytest.raises(Exception, match=f"has N {outputs}"):
-        session(
-            "Embedding", {"tokens": (TensorProto.INT64, [None])}, {"y": 1}, (tiles,),
-            N=outputs, K=16, block_size=0, format="fp32",
-        )  # fmt: skip
+        session("Embedding", {"tokens": (TensorProto.INT64, [None])}, {"y": 1}, (tiles,), **sizes)
 
 
 def test_what_is_no_number_stays_so() -> None:
@@ -276,20 +271,6 @@ def test_what_is_no_number_stays_so() -> None:
         assert not np.isfinite(y[2]).any()
 
 
-@pytest.mark.parametrize("name", instruction_sets())
-def test_every_instruction_set_gives_the_bits_of_the_reference(name: str) -> None:
-    assert _digest(name) == _digest("scalar")
-
-
-def _digest(name: str) -> str:
-    environment = {**os.environ, "SPECRT_KERNELS": name}
-    done = subprocess.run(
-        [sys.executable, "-m", "kernels.matmul_digest"], cwd=REPOSITORY / "tests",
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout
-
-
 def test_sessions_are_opened_and_run_by_several_threads_at_once() -> None:
     x = rows_of(9, 128)
 
@@ -301,25 +282,3 @@ def test_sessions_are_opened_and_run_by_several_threads_at_once() -> None:
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(once, range(12)))
-
-
-@pytest.mark.parametrize(("inputs", "block"), [(64, 24), (96, 64), (131072, 131072)])
-def test_blocks_that_no_kernel_sums_are_refused(inputs: int, block: int) -> None:
-    weights = stored("int8", 16, 64, 32)
-    attributes = {**weights.attributes, "K": inputs, "block_size": block}
-    with pytest.raises(Exception, match=f"in blocks of {block}"):
-        session(
-            "MatMul", {"x": (1, [1, "T", inputs])}, {"y": 1}, (weights.tiles,), activation="none",
-            exact=0, norm="none", epsilon=0.0, **attributes,
-        )  # fmt: skip
-
-
-def test_weights_of_another_size_are_refused() -> None:
-    weights = stored("int8", 32, 64, 32)
-    short = stored("int8", 16, 64, 32)
-    opened = session(
-        "MatMul", {"x": (1, [1, "T", 64])}, {"y": 1}, (short.tiles,), activation="none", exact=0,
-        norm="none", epsilon=0.0, **weights.attributes,
-    )  # fmt: skip
-    with pytest.raises(Exception, match="another size"):
-        opened.run(None, {"x": np.zeros((1, 1, 64), np.float32)})
