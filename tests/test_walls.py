@@ -42,11 +42,14 @@ specrt_export.precision
 specrt_export.atomic_folder
 specrt_export
 specrt.remote
+specrt.llm
 specrt.loading
 specrt.tuning
 specrt.session
 specrt.remote.link
 specrt.generator
+specrt.request_factory
+specrt.prompts
 specrt.aio
 specrt.scheduler
 specrt.completion

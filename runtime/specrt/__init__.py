@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         SpecrtError,
     )
     from specrt.generator import Generator
-    from specrt.loading import LLM, load
+    from specrt.llm import LLM
+    from specrt.loading import load
     from specrt.loading import load as open  # noqa: A004
     from specrt.params import SamplingParams
     from specrt.remote.remote_target import connect
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "loading",
+    "LLM": "llm",
     "AsyncStream": "aio",
     "BundleError": "errors",
     "CapacityError": "errors",

@@ -261,6 +261,8 @@ class Completion:
     """Of each token and of the likeliest, by the target; None without `logprobs`."""
     prompt_logprobs: list[Entry | None] | None = None
     """The same of the prompt's tokens, None for the first; None without `prompt_logprobs`."""
+    prompt_token_ids: Sequence[int] = ()
+    """The prompt as it was read; none of speech."""
 
     def __repr__(self) -> str:
         return shown(

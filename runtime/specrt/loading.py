@@ -1,21 +1,19 @@
-"""Opens a bundle: `load`, `open`, and `LLM` with vLLM's names."""
+"""Opens a bundle: `load`, which is `open`, too."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple, SupportsIndex, TypeGuard
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import BLOCK_KINDS, GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
-from specrt.completion import Completion
 from specrt.engine.backends import (
     BACKENDS,
     backend_of,
@@ -28,10 +26,8 @@ from specrt.engine.head_engine import trimmed
 from specrt.engine.protocol import ConditionedEngine, Engine, FusedRounds, block_of
 from specrt.errors import BundleError, RequestError
 from specrt.generation_config import GenerationConfig, read_generation_config, read_sampling
-from specrt.generator import Generator, Prompt, prompt_tokens
-from specrt.params import AUTO, Gamma, SamplingParams
-from specrt.records import shown
-from specrt.sampling.distribution import Entry
+from specrt.generator import Generator
+from specrt.params import AUTO, Gamma
 from specrt.speculation.drafters import DRAFTERS, available_drafters
 from specrt.speculation.pool import Models
 from specrt.speculation.text_memory import DEFAULT_BYTES, TextMemory
@@ -356,170 +352,3 @@ def _check_vocabulary(tokenizer: Tokenizer, manifest: Manifest) -> None:
             f"the tokenizer has ids up to {known - 1}, and the model scores {scored}; they do not "
             "belong together: build the bundle again from one checkpoint"
         )
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One completion of a prompt."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    """`stop`, `length`, or `error` for one that failed on the way; `error` says why."""
-    stop_reason: int | str | None
-    logprobs: list[Entry] | None = None
-    error: str | None = None
-
-    def __repr__(self) -> str:
-        names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error")
-        return shown(self, *names, "cumulative_logprob")
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """The log-probability of all tokens together; None without `logprobs`."""
-        if self.logprobs is None:
-            return None
-        pairs = zip(self.token_ids, self.logprobs, strict=True)
-        return sum(entry[token].logprob for token, entry in pairs)
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt and its completions."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    prompt_logprobs: list[Entry | None] | None
-    outputs: list[CompletionOutput]
-    completions: list[Completion]
-    """The same as specrt's own records: counts of the rounds, times, seed."""
-
-    def __repr__(self) -> str:
-        return shown(self, "request_id", "prompt", "prompt_token_ids", "outputs")
-
-    @property
-    def completion(self) -> Completion:
-        """The first of `completions`."""
-        return self.completions[0]
-
-
-class LLM:
-    """A bundle behind vLLM's offline interface.
-
-    `model` is a bundle's directory; `num_speculative_tokens` is gamma (the bundle's default when
-    None, 0 for plain decoding). `text_memory_bytes`: see `load`.
-    """
-
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        num_speculative_tokens: int | None = None,
-        threads: int | None = None,
-        text_memory_bytes: int = DEFAULT_BYTES,
-    ) -> None:
-        self._generator = load(model, threads=threads, text_memory_bytes=text_memory_bytes)
-        self._gamma = num_speculative_tokens
-
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        parse_special: bool = True,
-    ) -> list[RequestOutput]:
-        """Complete one prompt or several, on all rows of the bundle.
-
-        Parameters are shared, or one for each prompt. A completion that fails, also one whose
-        prompt is too long, has the finish reason `error` and harms no other. `parse_special`: see
-        `GenerateOptions`.
-        Raises: RequestError before any work for options that no prompt could have, also when the
-            numbers of prompts and parameters differ.
-        """
-        many = _as_prompts(prompts)
-        encoded = [self._encoded(prompt, parse_special) for prompt in many]
-        results = self._generator.generate_many(encoded, sampling_params, gamma=self._gamma)
-        return [
-            _output(number, prompt, ids if isinstance(ids, list) else [], completions)
-            for number, (prompt, ids, completions) in enumerate(
-                zip(many, encoded, results, strict=True)
-            )
-        ]
-
-    def _encoded(self, prompt: Prompt, parse_special: bool) -> Prompt:
-        """Return the ids of a prompt, the prompt itself where it has none."""
-        generator = self._generator
-        if not isinstance(prompt, str) or generator.models.features is not None:
-            return prompt
-        try:
-            return prompt_tokens(
-                prompt, generator.tokenizer, generator.models.target, parse_special=parse_special
-            )
-        except RequestError:
-            return prompt
-
-    def close(self) -> None:
-        """Close the engines."""
-        self._generator.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _output(
-    number: int, prompt: Prompt, tokens: list[int], completions: list[Completion]
-) -> RequestOutput:
-    """Return a prompt and its completions as vLLM does."""
-    outputs = [
-        CompletionOutput(
-            done.index, done.text, done.token_ids, done.finish_reason, done.stop_reason,
-            done.logprobs, done.error,
-        )
-        for done in completions
-    ]  # fmt: skip
-    text = prompt if isinstance(prompt, str) else None
-    ranks = next((d.prompt_logprobs for d in completions if d.prompt_logprobs is not None), None)
-    return RequestOutput(str(number), text, tokens, ranks, outputs, completions)
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt, text or token ids, or several as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts is {prompts!r}; expected text, token ids, or a list of either")
-    alone = isinstance(prompts, Mapping) or _is_features(prompts)
-    many: list[Any] = [prompts] if alone else list(prompts)
-    if many and isinstance(many[0], SupportsIndex) and getattr(many[0], "ndim", 0) == 0:
-        return [many]
-    return [_unpack(prompt) for prompt in many]
-
-
-def _unpack(prompt: Any) -> Prompt:
-    """Return the text or the token ids of a prompt, which may be in a mapping as vLLM's are."""
-    if isinstance(prompt, Mapping):
-        known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
-        if len(known) != 1 or len(prompt) != 1:
-            raise RequestError(
-                f"a prompt has the keys {', '.join(map(repr, prompt))}; expected 'prompt' or "
-                "'prompt_token_ids'"
-            )
-        prompt = prompt[known[0]]
-    if not isinstance(prompt, Iterable):
-        raise RequestError(f"a prompt is {prompt!r}; expected text or token ids")
-    return prompt if isinstance(prompt, str) or _is_features(prompt) else list(prompt)
-
-
-def _is_features(prompt: object) -> TypeGuard[NDArray[np.float32]]:
-    """Return whether a prompt is one of speech."""
-    return isinstance(prompt, np.ndarray) and prompt.ndim == 2 and prompt.dtype.kind == "f"

@@ -9,7 +9,7 @@ from weakref import ref
 
 from specrt.completion import Chunk, Completion, Stream
 from specrt.errors import CapacityError, RequestError
-from specrt.generator import Generator, refuse_sources
+from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
 from specrt.text.chat_template import ChatTemplate, Message
 
@@ -99,7 +99,7 @@ class Session:
         gamma: Gamma | None = None,
         drafter: str | None = None,
     ) -> None:
-        refuse_sources(generator.models, "it holds no conversations; use generate")
+        generator.reader.require_continuing("it holds no conversations; use generate")
         self._generator = generator
         self._turns: list[ChatTurn] = []
         self._running: Any = None

@@ -14,7 +14,7 @@ from scheduler.support import rows
 from specrt.completion import Chunk
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.loading import LLM
+from specrt.llm import LLM
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
 from support.conditioned import reader
@@ -28,7 +28,7 @@ def opened(tokenizer: Tokenizer) -> Generator:
 
 @pytest.fixture
 def llm(opened: Generator, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr("specrt.loading.load", lambda *_, **__: opened)
+    monkeypatch.setattr("specrt.llm.load", lambda *_, **__: opened)
     return LLM(Path("bundle"), num_speculative_tokens=3)
 
 
@@ -71,7 +71,7 @@ def test_features_are_one_prompt_of_a_bundle_of_speech(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = reader(tokenizer, features=(3, 8))
-    monkeypatch.setattr("specrt.loading.load", lambda *_, **__: made)
+    monkeypatch.setattr("specrt.llm.load", lambda *_, **__: made)
     llm, params = LLM(Path("bundle")), SamplingParams(max_tokens=5, ignore_eos=True)
     features = np.random.default_rng(1).standard_normal((2, 3, 8)).astype(np.float32)
     wanted = [made.generate(one, params).token_ids for one in features]

@@ -15,7 +15,7 @@ from scheduler.support import LONG, alone, target_of
 from specrt import c_host
 from specrt.errors import BundleError, CapacityError, EngineError, RequestError, SpecrtError
 from specrt.generator import Generator
-from specrt.loading import LLM
+from specrt.llm import LLM
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def by_session(made: Generator, prompt: str, options: Options, gamma: int) -> Op
 
 def by_llm(made: Generator, prompt: str, options: Options, gamma: int) -> Options:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specrt.loading.load", lambda *_, **__: made)
+        patch.setattr("specrt.llm.load", lambda *_, **__: made)
         llm = LLM("bundle", num_speculative_tokens=gamma)
     (output,) = llm.generate(prompt, SamplingParams.of(**options))
     (one,) = output.outputs
@@ -140,7 +140,7 @@ def test_control_tokens_in_raw_prompts_are_parsed_unless_forbidden(
     prompt, params = f"a{EOS}", SamplingParams(max_tokens=1)
     assert tokenizer.encode(prompt) != tokenizer.encode(prompt, parse_special=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specrt.loading.load", lambda *_, **__: made)
+        patch.setattr("specrt.llm.load", lambda *_, **__: made)
         llm = LLM("bundle")
     for parse, tokens in ((True, 2), (False, 5)):
         ((many,),) = made.generate_many([prompt], params, parse_special=parse)

@@ -15,6 +15,7 @@ from specrt.engine.protocol import ConditionedEngine
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
+from specrt.prompts import prompt_reader
 from specrt.text.prompt_file import PromptRecord
 from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.pass_timer import measure_costs
@@ -104,7 +105,8 @@ def test_what_makes_no_sense_of_a_source_is_one_line(
 def test_a_bundle_of_speech_takes_no_text(
     cli: Run, sources: Generator, codelet: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "models", replace(sources.models, features=(3, 8)))
+    speech = replace(sources.models, features=(3, 8))
+    monkeypatch.setattr(sources, "reader", prompt_reader(speech, sources.tokenizer))
     assert "use `specrt transcribe" in cli("generate", codelet, "--prompt", "ab").refusal
     assert "use `specrt transcribe" in cli("verify", codelet, "--prompts", file).refusal
     monkeypatch.setattr("specrt.cli.bench.load", lambda *_, **__: sources)
@@ -160,9 +162,9 @@ def test_costs_are_measured_and_settings_compared_on_sources(tokenizer: Tokenize
         assert isinstance(engine, ConditionedEngine)
         assert engine.conditioned[0][0] == 0  # type: ignore[attr-defined]
     prompts = [tokenizer.encode(text) for text in TEXTS]
-    check_prompts(prompts, 65, models.decoder_start)  # no source takes room of the text's
+    check_prompts([models.decoder_start] * len(prompts), 65)  # no source takes room of the text's
     with pytest.raises(RequestError, match="room for 252 tokens"):
-        check_prompts(prompts, 63, models.decoder_start)
+        check_prompts([models.decoder_start] * len(prompts), 63)
     candidates = (PLAIN, Candidate("model", 2), Candidate("ngram", AUTO))
     found = sweep(models, tokenizer, prompts, SweepPlan(candidates, 4, 20, 1))
     assert all(setting.emitted > 0 for setting in found.settings())

@@ -292,8 +292,8 @@ def test_features_are_a_source_of_one_shape(tokenizer: Tokenizer) -> None:
     for wrong, words in [
         ("text", "of type str, and this bundle reads speech; expected.*3, 8"),
         (first[:, :4], r"an array \[3, 4\] of float32; expected .*\[3, 8\]"),
-        (np.full((3, 8), np.nan, np.float32), "no numbers; expected"),
-        (np.full((3, 8), 1e300), "no numbers; expected"),
+        (np.full((3, 8), np.nan, np.float32), "not finite; expected"),
+        (np.full((3, 8), 1e300), "not finite; expected"),
     ]:
         with pytest.raises(RequestError, match=words):
             made.generate(wrong)

@@ -50,7 +50,7 @@ from specrt.cli.options import (
 from specrt.constraints import KINDS
 from specrt.engine.backends import backend_named, backend_of
 from specrt.errors import BuildError, RequestError, did_you_mean, how_to_install
-from specrt.generator import Generator, prompt_tokens, refuse_speech
+from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
@@ -144,15 +144,14 @@ def encode(
 
     Raises: RequestError naming a prompt that is empty, or too long for what is to follow it.
     """
-    models = generator.models
-    context = models.target.max_length
+    context = generator.models.target.max_length
     encoded = []
     for prompt in prompts:
         try:
-            ids = prompt_tokens(prompt.text, generator.tokenizer, models.target)
+            ids = generator.reader.tokens(prompt.text)
         except RequestError as error:
             raise RequestError(f"{prompt.place}: {error}") from error
-        begin = ids if models.conditioned is None else models.decoder_start
+        begin = generator.reader.first_tokens(ids)
         if len(begin) + params.max_tokens > context + 1:
             raise RequestError(
                 f"{prompt.place}: a prompt of {len(begin)} tokens and {params.max_tokens} more do "
@@ -343,7 +342,7 @@ def command(
     setting = Environment.of(bundle, manifest, request.params, cores, repeats)
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
-        refuse_speech(generator.models)
+        generator.reader.require_text()
         with progress("bench", steady=True) as line:
             shares = [0.0]
 

@@ -13,7 +13,7 @@ from specrt.cli.cache import bundle_argument
 from specrt.cli.options import InputFile, print_notices, progress
 from specrt.completion import Completion
 from specrt.errors import EngineError, RequestError
-from specrt.generator import Generator, prompt_tokens, refuse_sources
+from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import SamplingParams
 from specrt.text.prompt_file import PromptRecord, read_prompts
@@ -55,7 +55,7 @@ def command(
     manifest = read_manifest(bundle)
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
-        refuse_sources(generator.models, "drafts of it are not aligned; leave collect out")
+        generator.reader.require_continuing("drafts of it are not aligned; leave collect out")
         vocabulary = manifest.target.geometry.vocab_size
         wanted = TraceIndex(
             FORMAT, generator.tokenizer.sha256, vocabulary, min(RANKED, vocabulary),
@@ -88,7 +88,7 @@ def _tokens(generator: Generator, record: PromptRecord) -> list[int]:
     Raises: RequestError naming its line.
     """
     try:
-        return prompt_tokens(record.text, generator.tokenizer, generator.models.target)
+        return generator.reader.tokens(record.text)
     except RequestError as error:
         raise RequestError(f"{record.place}: {error}") from error
 

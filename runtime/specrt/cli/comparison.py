@@ -15,7 +15,7 @@ from specrt.cli.bench import compared_outputs
 from specrt.cli.options import progress
 from specrt.completion import Completion
 from specrt.errors import EngineError, RequestError
-from specrt.generator import Generator, prompt_tokens
+from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
 from specrt.speculation.target import VERIFIERS
 
@@ -73,8 +73,7 @@ class PlainComparison:
 
 
 def compare_with_plain(
-    generator: Generator, bundle: Path, prompt: str | list[int], params: SamplingParams,
-    completion: Completion,
+    generator: Generator, bundle: Path, params: SamplingParams, completion: Completion
 ) -> PlainComparison | None:  # fmt: skip
     """Complete a prompt again, drafting and plainly in turns; None where there is nothing to time.
 
@@ -84,7 +83,7 @@ def compare_with_plain(
     if not counts.drafted or len(arrivals) < 2:
         print("note: nothing was drafted, so there is nothing to compare", file=sys.stderr)
         return None
-    ids = [prompt_tokens(prompt, generator.tokenizer, generator.models.target)]
+    ids = [[*completion.prompt_token_ids]]
     turns = int(TURNS_S * 1e9 / (arrivals[-1][0] - completion.timings.began_ns))
     turns = min(MOST_TURNS, max(1, turns))
     own, params = Configuration(counts.gamma, counts.drafter), replace(params, seed=completion.seed)

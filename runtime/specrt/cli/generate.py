@@ -33,7 +33,7 @@ from specrt.cli.statistics import summary
 from specrt.completion import Completion, Stream
 from specrt.engine.protocol import CudaGraphs
 from specrt.errors import BundleError, RequestError, SpecrtError
-from specrt.generator import Generator, prompt_tokens, refuse_sources, refuse_speech
+from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
 from specrt.speculation.pool import Models
@@ -134,7 +134,9 @@ def command(
     with _opened(bundle, remote, memory, threads, owns_process, texts) as generator:
         print_notices(generator.notices)
         params = as_model_samples(params, options, generator.models)
-        _check_sources(generator.models, chat=chat)
+        generator.reader.require_text()
+        if chat:
+            generator.reader.require_continuing("it holds no conversations; leave --chat out")
         echoed = "" if chat or as_json or not sys.stdout.isatty() else _echo(source, generator)
         source = _read_as(source, generator, bundle, chat=chat, plain=no_parse_special)
         if isinstance(source, FilePrompts):
@@ -145,9 +147,7 @@ def command(
         print(echoed, end="", flush=True)
         interrupted = follow(stream, show=not as_json)
         note_full_context(generator, [stream.completion], params)
-        measured = (
-            partial(compare_with_plain, generator, bundle, source, params) if compare else None
-        )
+        measured = partial(compare_with_plain, generator, bundle, params) if compare else None
         report(stream.completion, generator.models, as_json, measured)
     return 130 if interrupted else 0
 
@@ -172,13 +172,13 @@ def _read_as(
     """Return prompts with another way to encode them, where they are messages or plain text."""
     if chat:
         return _encoded(source, _chat_encoder(bundle, generator.tokenizer))
-    if source == "" and generator.models.conditioned is None:
+    if source == "" and generator.reader.continues:
         start = generator.tokenizer.encode("")
         print(
             f"note: the prompt is empty: the text begins behind token {start[0]}", file=sys.stderr
         )
     elif plain:
-        return _encoded(source, _encoder(generator, parse_special=False))
+        return _encoded(source, partial(generator.reader.tokens, parse_special=False))
     return source
 
 
@@ -187,7 +187,7 @@ def _echo(source: Source, generator: Generator) -> str:
     if isinstance(source, FilePrompts):
         return ""
     text = source if isinstance(source, str) else generator.tokenizer.decode(source)
-    return dimmed(text) + ("" if generator.models.conditioned is None else "\n")
+    return dimmed(text) + ("" if generator.reader.continues else "\n")
 
 
 def _opened(
@@ -223,21 +223,6 @@ def _encoded(source: Source, encode: Encode) -> Source:
     if isinstance(source, FilePrompts):
         return FilePrompts(source.prompts, encode)
     return encode(source) if isinstance(source, str) else source
-
-
-def _encoder(generator: Generator, *, parse_special: bool = True) -> Encode:
-    """Return what encodes prompts, and refuses those that cannot be sources where they are."""
-    tokenizer, target = generator.tokenizer, generator.models.target
-    if generator.models.conditioned is None:
-        return partial(tokenizer.encode, parse_special=parse_special)
-    return lambda text: prompt_tokens(text, tokenizer, target, parse_special=parse_special)
-
-
-def _check_sources(models: Models, *, chat: bool) -> None:
-    """Refuse what does not suit the sources of a bundle."""
-    refuse_speech(models)
-    if chat:
-        refuse_sources(models, "it holds no conversations; leave --chat out")
 
 
 def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
@@ -315,9 +300,9 @@ def note_full_context(
     cut = [c for c in completions if c.finish_reason == "length" and len(c.token_ids) < most]
     if cut:
         many = f", as {len(cut)} of {len(completions)} do" if len(completions) > 1 else ""
-        whose, remedy = "with its prompt it", "shorten the prompt, or build"
-        if generator.models.conditioned is not None:
-            whose, remedy = "it", "build"
+        whose, remedy = "it", "build"
+        if generator.reader.continues:
+            whose, remedy = "with its prompt it", "shorten the prompt, or build"
         print(
             f"note: the text ends after {len(cut[0].token_ids)} tokens{many}, not {most}: {whose} "
             f"fills the context of {context}; {remedy} with a larger `max_length`",
@@ -384,7 +369,7 @@ def complete_file(
     A prompt that cannot be completed has an entry with its error, and the others go on.
     Raises: RequestError for options that no prompt could have.
     """
-    encode = source.encode or _encoder(generator)
+    encode = source.encode or generator.reader.tokens
     one = replace(params, n=1)
     generator.stream([0], one, gamma=gamma, drafter=drafter)  # checks the options; runs nothing
     encoded: dict[int, list[int]] = {}

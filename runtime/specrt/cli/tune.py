@@ -16,8 +16,8 @@ from specrt.bundle import Bundle, Manifest, read_manifest
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import InputFile, print_notices, progress, table
 from specrt.engine.backends import backend_named
-from specrt.errors import BundleError, RequestError
-from specrt.generator import Generator, prompt_tokens
+from specrt.errors import BundleError
+from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO
 from specrt.records import LONGEST_TEXT
@@ -137,15 +137,11 @@ def _measure(
 ) -> Tuning:
     """Fill in the costs, and the best defaults where there are prompts."""
     models, tokenizer = generator.models, generator.tokenizer
-    if texts and models.features is not None:
-        raise RequestError("this bundle reads speech, and --prompts is about texts; leave it out")
-    if models.conditioned is None:
-        prompts, start = [tokenizer.encode(text) for text in texts], None
-    else:
-        prompts = [prompt_tokens(text, tokenizer, models.target) for text in texts]
-        start = models.decoder_start
+    if texts:
+        generator.reader.require_text("leave --prompts out")
+    prompts = [generator.reader.tokens(text) for text in texts]
     if prompts:
-        check_prompts(prompts, models.target.max_length, start)
+        check_prompts([*map(generator.reader.first_tokens, prompts)], models.target.max_length)
     budget_s = _QUICK_S if quick else _THOROUGH_S
     compares = bool(prompts) and len(models.gammas) > 1
     sweep_s = (QUICK_SWEEP_S if quick else SWEEP_S) if compares else 0

@@ -12,7 +12,7 @@ from specrt.bench.lossless import FP32_TOLERANCE, LosslessReport, compare, defau
 from specrt.cli.cache import bundle_argument
 from specrt.cli.options import InputFile, parse_gammas, print_notices, progress
 from specrt.errors import RequestError
-from specrt.generator import Generator, refuse_speech
+from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import AUTO, Gamma
 from specrt.speculation.drafters import available_drafters
@@ -56,7 +56,7 @@ def command(
     texts = [p.text for p in read_prompts(prompts)[:limit]]
     with load(bundle, threads=threads, owns_process=owns_process, text_memory_bytes=0) as generator:
         print_notices(generator.notices)
-        refuse_speech(generator.models)
+        generator.reader.require_text()
         compared = _drafting(gammas, generator)
         drafter = drafter or default_drafter(generator)
         report = _compare(generator, texts, compared, max_tokens, tolerance, drafter)

@@ -24,7 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import specrt
 from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, Manifest, read_manifest
 from specrt.errors import RequestError, SpecrtError
-from specrt.generator import refuse_sources
 from specrt.loading import load
 from specrt.remote.frames import PATH
 from specrt.serve.admission import OverloadError
@@ -163,11 +162,11 @@ def app(bundle: str | Path = DEFAULT_BUNDLE, options: ServerOptions | None = Non
 
 def application(service: Service, options: ServerOptions) -> FastAPI:
     """Return the ASGI application of a service, whose generator it closes at its shutdown."""
-    models, sessions = service.generator.models, None
+    reader, sessions = service.generator.reader, None
     if options.chat_template is not None:
-        refuse_sources(models, "it holds no conversations; leave --chat-template out")
+        reader.require_continuing("it holds no conversations; leave --chat-template out")
     if options.verify is not None:
-        refuse_sources(models, "no device drafts for it; leave --verify out")
+        reader.require_continuing("no device drafts for it; leave --verify out")
         sessions = VerifyEndpoint(
             service.generator,
             options.verify,

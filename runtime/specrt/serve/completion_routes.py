@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from specrt.completion import Chunk, Completion
 from specrt.errors import RequestError
-from specrt.generator import Prompt, refuse_sources
+from specrt.prompts import Prompt
 from specrt.sampling.distribution import LEAST, Entry, Logprob
 from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
 from specrt.serve.request_log import record_of
@@ -29,7 +29,7 @@ from specrt.text.detokenizer import Detokenizer
 def usage_of(answers: ServedCompletions) -> dict[str, Any]:
     """Return OpenAI's count of tokens; each prompt counts once."""
     completions = answers.completions
-    first = completions[:: len(completions) // len(answers.prompts)]
+    first = [c for c in completions if not c.index]
     read, made = sum(c.prompt_tokens for c in first), sum(len(c.token_ids) for c in completions)
     return {
         "prompt_tokens": read,
@@ -179,7 +179,9 @@ class TextFormat(AnswerFormat):
     def _echoed(self, index: int) -> str:
         if not self._echo:
             return ""
-        return self._service.generator.tokenizer.decode(self._answers.prompt(index))
+        return self._service.generator.tokenizer.decode(
+            self._answers.completions[index].prompt_token_ids
+        )
 
     def _choice(
         self, index: int, text: str, logprobs: Any = None, reason: str | None = None,
@@ -195,7 +197,7 @@ class TextFormat(AnswerFormat):
 
     def _logprobs(self, index: int, entries: Sequence[Entry | None]) -> dict[str, Any]:
         """Return log-probabilities in lists side by side; those of a first token are unknown."""
-        prompt = self._answers.prompt(index)
+        prompt = self._answers.completions[index].prompt_token_ids
         drawn = [
             prompt[number] if entry is None else next(iter(entry))
             for number, entry in enumerate(entries)
@@ -344,7 +346,8 @@ def completion_routes(service: Service) -> APIRouter:
         if body.echo and body.logprobs is not None and body.stream:
             raise RequestError("echo and logprobs cannot be streamed; leave stream out")
         if body.echo:
-            refuse_sources(service.generator.models, "no text begins with it; leave echo out")
+            remedy = "no text begins with it; leave echo out"
+            service.generator.reader.require_continuing(remedy)
         if body.max_tokens == 0 and not body.echo:
             raise RequestError("max_tokens is 0; expected 1 or more, or echo")
         ranked, record = body.logprobs, record_of(request.scope)

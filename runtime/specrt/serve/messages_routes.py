@@ -200,7 +200,7 @@ class MessagesAnswer(BlockAnswer):
 
     def opening(self) -> Iterator[Event]:
         """Yield the message without its content."""
-        usage = _usage(len(self._answers.prompts[0]), 0, 0)
+        usage = _usage(len(self._answers.completions[0].prompt_token_ids), 0, 0)
         head = self._head() | {"stop_reason": None, "stop_sequence": None}
         yield "message_start", {"message": {**head, "content": [], "usage": usage}}
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specrt.aio import AsyncStream
 from specrt.completion import Chunk, Completion, SpeculationStats
 from specrt.errors import CapacityError, RequestError, reason_of
-from specrt.generator import Generator, Prompt, prompt_limit, prompt_tokens, refuse_sources
+from specrt.generator import Generator
 from specrt.params import GenerateOptions, SamplingParams
+from specrt.prompts import Prompt
 from specrt.serve.admission import Admission, Places, ShutDownError
 from specrt.serve.bodies import Body, ChatBody, ChatMessage
 from specrt.serve.metrics import ServerMetrics
@@ -89,11 +90,10 @@ class Service:
         self._unknown: set[str] = set()
         """Names of fields that were logged."""
         self.context = generator.models.target.max_length
-        self.prompt_limit, self._limit_name = prompt_limit(generator.models.target)
         self.admission = Admission(generator.rows, max_queue)
         self.metrics = ServerMetrics(
             metrics_prefix, name, self.admission, generator.rows * self.context,
-            prompts_held=generator.models.conditioned is None,
+            prompts_held=generator.reader.continues,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Service:
 
     def to_json(self, name: str) -> dict[str, Any]:
         """Return the object of /v1/models under one of its names, and what speculation there is."""
-        models = self.generator.models
+        models, reader = self.generator.models, self.generator.reader
         return {
             "id": name,
             "object": "model",
@@ -131,7 +131,7 @@ class Service:
             "root": self.name,
             "max_model_len": self.context,
             "specrt": {
-                "chat": self.template is not None and models.conditioned is None,
+                "chat": self.template is not None and reader.continues,
                 **self.facts,
                 "gammas": list(models.gammas),
                 "gamma": models.gamma,
@@ -139,7 +139,7 @@ class Service:
                 "drafter": self.generator.check_drafter(None),
                 "rows": self.generator.rows,
                 "sampling": {**models.sampling},
-                **({} if models.conditioned is None else {"max_source": self.prompt_limit}),
+                **({} if reader.continues else {"max_source": reader.limit}),
             },
         }
 
@@ -156,7 +156,7 @@ class Service:
 
         Raises: RequestError where no token is known to begin one.
         """
-        refuse_sources(self.generator.models, "give a prompt")
+        self.generator.reader.require_continuing("give a prompt")
         begin = self.generator.tokenizer.bos_token_id
         known = [begin] if begin is not None else [*self.generator.eos_token_ids]
         if not known:
@@ -167,10 +167,11 @@ class Service:
 
     def _require_room(self, text: str) -> None:
         fewest = max(self.generator.tokenizer.fewest(text), len(text) // _WORD)
-        if fewest > self.prompt_limit:
+        reader = self.generator.reader
+        if fewest > reader.limit:
             raise CapacityError(
-                f"the text has {len(text)} characters, which cannot fit the {self._limit_name}, "
-                f"{self.prompt_limit} tokens; send less"
+                f"the text has {len(text)} characters, which cannot fit the {reader.limit_name}, "
+                f"{reader.limit} tokens; send less"
             )
 
     async def begin(
@@ -190,14 +191,14 @@ class Service:
         with ExitStack() as admitted:
             places = admitted.enter_context(self.admit(len(prompts) * params.n, record))
             began = monotonic()
-            ids, streams = await asyncio.get_running_loop().run_in_executor(
+            streams = await asyncio.get_running_loop().run_in_executor(
                 None if params.constraint is None else self._compiling,
                 self._streams, prompts, params, options,
             )  # fmt: skip
             if self.admission.ended:
                 raise ShutDownError
             return ServedCompletions(
-                self, ids, streams, places, admitted.pop_all(), began, record,
+                self, streams, places, admitted.pop_all(), began, record,
                 only_prompts=only_prompts,
             )  # fmt: skip
 
@@ -244,8 +245,8 @@ class Service:
         Raises: RequestError for an encoder-decoder, without a chat template, and for what that
             refuses.
         """
-        refuse_sources(
-            self.generator.models, "it holds no conversations; use /v1/completions with a prompt"
+        self.generator.reader.require_continuing(
+            "it holds no conversations; use /v1/completions with a prompt"
         )
         if self.template is None:
             raise RequestError(
@@ -256,15 +257,13 @@ class Service:
 
     def _streams(
         self, prompts: Sequence[Prompt], params: SamplingParams, options: GenerateOptions
-    ) -> tuple[list[list[int]], list[AsyncStream]]:
+    ) -> list[AsyncStream]:
         generator = self.generator
-        if generator.models.features is not None:
-            raise RequestError(f"{self.name} reads speech; use /v1/audio/transcriptions")
+        generator.reader.require_text("use /v1/audio/transcriptions")
         for prompt in prompts:
             if isinstance(prompt, str):
                 self._require_room(prompt)
-        ids = [prompt_tokens(p, generator.tokenizer, generator.models.target) for p in prompts]
-        return ids, [s for one in ids for s in generator.astreams(one, params, **options)]
+        return [s for one in prompts for s in generator.astreams(one, params, **options)]
 
 
 class UnknownModelError(RequestError):
@@ -277,7 +276,6 @@ class ServedCompletions:
     def __init__(
         self,
         service: Service,
-        prompts: list[list[int]],
         streams: Sequence[AsyncStream],
         places: Places,
         admitted: ExitStack,
@@ -286,8 +284,6 @@ class ServedCompletions:
         *,
         only_prompts: bool = False,
     ) -> None:
-        self.prompts = prompts
-        """Their tokens."""
         self.completions = [stream.completion for stream in streams]
         self._service = service
         self._streams = streams
@@ -296,7 +292,7 @@ class ServedCompletions:
         self._began = began
         self.record = record
         self._only_prompts = only_prompts
-        self._use(prompt=sum(map(len, prompts)))
+        self._use(prompt=sum(len(c.prompt_token_ids) for c in self.completions if not c.index))
         self._open = set(streams)
         self.reasoning = False
         """Whether the prompt of a conversation ends where reasoning begins."""
@@ -361,15 +357,10 @@ class ServedCompletions:
         finally:
             self._admitted.close()
 
-    def prompt(self, index: int) -> list[int]:
-        """Return the tokens of the prompt of a completion."""
-        return self.prompts[index * len(self.prompts) // len(self.completions)]
-
     def detokenizer(self, index: int) -> Detokenizer:
         """Return what turns the tokens of a completion into its text."""
         generator = self._service.generator
-        sources = generator.models.conditioned is not None
-        before = generator.models.decoder_start if sources else self.prompt(index)
+        before = generator.reader.first_tokens(self.completions[index].prompt_token_ids)
         return generator.tokenizer.detokenizer(before)
 
     def spans(self, index: int) -> DraftedSpans:

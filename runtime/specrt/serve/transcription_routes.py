@@ -221,7 +221,7 @@ async def _transcribed(
             if service.admission.ended:
                 raise ShutDownError
             window = ServedCompletions(
-                service, [[]], [stream], Places(1), ExitStack(), monotonic(), record
+                service, [stream], Places(1), ExitStack(), monotonic(), record
             )
             try:
                 (done,) = await window.finish()

@@ -144,21 +144,17 @@ def _every_candidate(models: Models, gammas: Sequence[int]) -> tuple[Candidate, 
     return (PLAIN, *(Candidate(drafter, gamma) for drafter in drafters for gamma in ways))
 
 
-def check_prompts(
-    prompts: Sequence[Sequence[int]], max_length: int, start: Sequence[int] | None = None
-) -> None:
-    """Refuse prompts too few to compare candidates on.
+def check_prompts(prompts: Sequence[Sequence[int]], max_length: int) -> None:
+    """Refuse prompts too few to compare candidates on, given as what their texts begin with.
 
-    `start` is what texts begin with where prompts are their sources; the prompts when None.
     Raises: RequestError when they are too few, too long, or leave too little room.
     """
-    begins = prompts if start is None else [start] * len(prompts)
-    longest = max(map(len, begins), default=0)
+    longest = max(map(len, prompts), default=0)
     if longest > max_length:
         raise RequestError(
             f"a prompt of {longest} tokens does not fit the context of {max_length}; shorten it"
         )
-    room = sum(min(_MOST_TOKENS, max_length + 1 - len(p)) for p in begins)
+    room = sum(min(_MOST_TOKENS, max_length + 1 - len(p)) for p in prompts)
     if len(prompts) < FEWEST_PROMPTS or room < FEWEST_TOKENS:
         raise RequestError(
             f"prompts to tune on: {len(prompts)}, with room for {room} tokens; give at least "
@@ -211,9 +207,8 @@ def sweep(
 def _complete(
     generator: Generator, prompt: list[int], candidate: Candidate, tokens: int
 ) -> tuple[int, SpeculationStats]:
-    # Behind its end the text of a source says nothing.
-    endless = generator.models.conditioned is None
-    params = SamplingParams(max_tokens=tokens, ignore_eos=endless)
+    # After its end the text of a source says nothing.
+    params = SamplingParams(max_tokens=tokens, ignore_eos=generator.reader.continues)
     completion = generator.generate(
         prompt, params, gamma=candidate.gamma, drafter=candidate.drafter
     )
