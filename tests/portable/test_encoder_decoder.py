@@ -136,15 +136,6 @@ def test_graphs_are_valid_and_weights_are_the_checkpoints_own(
     assert used == one.checkpoint.weights.keys() - zeros
 
 
-@pytest.mark.parametrize("name", ["t5_untied", pytest.param("marian", marks=pytest.mark.nightly)])
-def test_weights_are_attached_later(name: str, exported: Zoo, tmp_path: Path) -> None:
-    one, bare = exported(name), exported(name + BARE)
-    whole = attach_graph(bare.graph, one.checkpoint, tmp_path / "graph.onnx")
-    assert len(whole.parts) == 2
-    for path in (one.graph, *(part_path(one.graph, part) for part in PARTS)):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
-
-
 def test_graphs_that_are_not_whole_get_no_weights(exported: Zoo, tmp_path: Path) -> None:
     one, bare = exported("t5_untied"), exported("t5_untied" + BARE).graph
     decoder = tmp_path / "decoder.onnx"

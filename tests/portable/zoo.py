@@ -6,9 +6,11 @@ import hashlib
 import json
 import shutil
 import sys
+import tarfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,10 +18,15 @@ import pytest
 from shared import REPOSITORY, locked
 from specrt.bundle import Geometry
 from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.portable.attachment import attach_graph
 from specrt_export.portable.graph import geometry_of, read_graph
 
 CACHE = REPOSITORY / "build" / "tests-export"
 """Ignored by git. A folder for each state of what decides the checkpoints and their graphs."""
+RECORDS = Path(__file__).with_name("records")
+"""Graphs without weights of what is tested on every change: `python -m portable.zoo NAME ...`
+records some again, and a test exports them anew."""
+RECORDED = sorted(path.name.partition(".")[0] for path in RECORDS.iterdir())
 LIBRARIES = (
     "huggingface-hub", "numpy", "onnx", "onnx-ir", "onnxscript", "optimum", "safetensors", "torch",
     "transformers",
@@ -92,6 +99,8 @@ _T5: dict[str, Any] = {
     "vocab_size": 160, "d_model": 32, "d_kv": 12, "d_ff": 64, "num_layers": 2,
     "num_decoder_layers": 3, "num_heads": 4, "decoder_start_token_id": 0,
 }  # fmt: skip
+_COMPUTED = {**_BART, "max_position_embeddings": 256}
+"""A table that is computed is in the graph."""
 _WHISPER: dict[str, Any] = {
     **_BART, "num_mel_bins": 6, "max_source_positions": 20, "max_target_positions": 320,
     "begin_suppress_tokens": None, "suppress_tokens": None, "bos_token_id": 3,
@@ -113,8 +122,8 @@ ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", "BartConfig", _BART),
     "bart_biased": ("BartForConditionalGeneration", "BartConfig", _BART),
     "mbart": ("MBartForConditionalGeneration", "MBartConfig", _BART),
-    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", _BART),
-    "marian": ("MarianMTModel", "MarianConfig", {**_BART, "decoder_vocab_size": 160}),
+    "m2m_100": ("M2M100ForConditionalGeneration", "M2M100Config", _COMPUTED),
+    "marian": ("MarianMTModel", "MarianConfig", {**_COMPUTED, "decoder_vocab_size": 160}),
     "marian_apart": (
         "MarianMTModel", "MarianConfig",
         {
@@ -160,7 +169,7 @@ ODD: dict[str, dict[str, Any]] = {
 head, of a vocabulary or of a gate is a multiple of 16. Gates have biases, or other functions."""
 
 BARE = "-bare"
-"""Ends the name of an architecture whose graph is made of its config.json alone."""
+"""Ends the name of an architecture whose graph has no weights yet."""
 
 OFTEN = ("llama3", "qwen3", "gemma2", "gpt2")
 """Tied weights; norms of heads; soft caps and windows; a model without gates and RMS norms."""
@@ -193,34 +202,69 @@ class Exported:
 
 
 def exported(name: str) -> Exported:
-    """Export an architecture into the cache, unless it is there; nobody may write to it."""
+    """Give a recorded graph weights, or export one that is not, into the cache; nobody may write.
+
+    A name that ends in `BARE` has the weights beside a graph without any.
+    """
     root = CACHE / _state()
     root.mkdir(parents=True, exist_ok=True)
     made = root / name
     with locked(root / f"{name}.lock"):
         if not made.exists():
-            from specrt_export.portable.exporter import export_graph
-
             part = root / f"{name}.part"
             shutil.rmtree(part, ignore_errors=True)
-            save_checkpoint(name.removesuffix(BARE), part / "checkpoint")
-            checkpoint = Checkpoint.open(part / "checkpoint", config_only=name.endswith(BARE))
-            export_graph(checkpoint, part / "graph.onnx")
+            architecture = name.removesuffix(BARE)
+            save_checkpoint(architecture, part / "checkpoint")
+            graph = part / "graph.onnx"
+            if archive_of(architecture).exists():
+                with tarfile.open(archive_of(architecture)) as archive:
+                    archive.extractall(part, filter="data")
+            else:
+                export_bare(part)
+            if architecture == name:
+                attach_graph(graph, Checkpoint.open(part / "checkpoint"))
             part.rename(made)
     return Exported(Checkpoint.open(made / "checkpoint"), made / "graph.onnx")
+
+
+def archive_of(name: str) -> Path:
+    """Return where the graphs of an architecture are recorded."""
+    return RECORDS / f"{name}.tar.xz"
+
+
+def export_bare(folder: Path) -> None:
+    """Export the config.json of a folder's checkpoint into it."""
+    from specrt_export.portable.exporter import export_graph
+
+    checkpoint = Checkpoint.open(folder / "checkpoint", config_only=True)
+    export_graph(checkpoint, folder / "graph.onnx")
+
+
+def record(name: str) -> None:
+    """Export an architecture without its weights, into the record."""
+    with TemporaryDirectory() as held:
+        folder = Path(held)
+        save_checkpoint(name, folder / "checkpoint")
+        export_bare(folder)
+        with tarfile.open(archive_of(name), "w:xz", preset=9) as archive:
+            for path in sorted(folder.glob("*.onnx")):
+                info = tarfile.TarInfo(path.name)
+                info.size = path.stat().st_size
+                archive.addfile(info, path.open("rb"))
 
 
 def _state() -> str:
     """Hash what a checkpoint and its graph depend on."""
     home = REPOSITORY / "export" / "specrt_export"
+    parts = ("checkpoint", "task")
     sources = [
-        Path(__file__),
-        *(home / "checkpoint" / f"{part}.py" for part in ("checkpoint", "task")),
-    ]
-    sources += [*sorted((home / "portable").glob("*.py"))]
-    sources += [REPOSITORY / "runtime" / "specrt" / "bundle.py"]
-    state = [sys.version, *map(version, LIBRARIES), *(path.read_text("utf-8") for path in sources)]
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
+        Path(__file__), *RECORDS.glob("*"), *(home / "checkpoint" / f"{n}.py" for n in parts),
+        *(home / "portable").glob("*.py"), REPOSITORY / "runtime" / "specrt" / "bundle.py",
+    ]  # fmt: skip
+    found = hashlib.sha256(json.dumps([sys.version, *map(version, LIBRARIES)]).encode())
+    for path in sorted(sources):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def save_checkpoint(name: str, folder: Path) -> None:
@@ -269,3 +313,8 @@ def save_encoder_decoder(name: str, folder: Path) -> None:
         model.to(getattr(torch, HALVES[name])).save_pretrained(folder, max_shard_size="16KB")
         return
     model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    for given in sys.argv[1:] or RECORDED:
+        record(given)
