@@ -31,8 +31,8 @@ from specrt.engine.backends import open_engine
 from specrt.engine.protocol import Engine, block_of
 from specrt.tuning.pass_timer import PassTimer
 from specrt_export.atomic_folder import atomic_folder
-from specrt_export.builder import ModelBuilder, build
-from specrt_export.plan.model_inputs import find_inputs
+from specrt_export.builder import ModelBuild, build
+from specrt_export.plan.build_plan import resolve
 from specrt_export.recipe.recipe import Recipe, read_recipe
 
 RECIPE = """
@@ -215,8 +215,9 @@ def write(work: Path, sizes: Sizes, layers: list[int], precision: str) -> dict[s
 def build_head(recipe: Recipe, folder: Path) -> None:
     """Build a head without its target, and write down what opening it takes."""
     with atomic_folder(folder) as made, TemporaryDirectory() as graphs:
-        model, builder = find_inputs(recipe)[1], ModelBuilder.of(recipe)
-        record = builder.build(model, made, Path(graphs), folder, lambda stage, done: None).record
+        plan = resolve(recipe, folder)
+        work = ModelBuild(plan, plan.models[1], made, Path(graphs), lambda stage, done: None)
+        record = work.run().record
         opening = {"engine": record.engine, "geometry": record.geometry.to_json()}
         (made / "opening.json").write_text(json.dumps(opening), encoding="utf-8")
 
@@ -284,7 +285,10 @@ def main() -> None:
     places = {name: options.work / f"{name}-{options.precision}" for name in recipes}
     # Before the engines' threads are shared, which sessions of a build cannot be.
     for name in (name for name in places if not places[name].is_dir()):
-        (build if name == "eagle3" else build_head)(recipes[name], places[name])
+        if name == "eagle3":
+            build(resolve(recipes[name], places[name]))
+        else:
+            build_head(recipes[name], places[name])
     with ExitStack() as stack:
         loaded = specrt.load(places.pop("eagle3"), threads=options.threads, owns_process=True)
         models = stack.enter_context(loaded).models

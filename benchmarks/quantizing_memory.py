@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from specrt_export.plan.model_inputs import MOST_FITTED, PIECE
+from specrt_export.plan.calibration_text import MOST_FITTED, PIECE
 from specrt_export.precision import BitBound, Precision
 from specrt_export.quantize.bit_allocation import open_search
 from specrt_export.quantize.calibration import CalibrationText

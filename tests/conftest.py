@@ -15,9 +15,9 @@ from portable.zoo import Exported
 from shared import REPOSITORY, locked, shared_folder
 from specrt.generator import Generator
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.builder import build, is_fresh
 from specrt_export.recipe.recipe import read_recipe
 from speech.tiny_whisper import save_pair
+from support.builds import build, is_fresh
 from support.toy import byte_level
 
 FIRST = ("cpp", "kernels", "portable", "lower", "compile", "check", "export")

@@ -28,8 +28,8 @@ specrt.speech
 specrt_export.builder
 specrt_export.align
 specrt_export.check
-specrt_export.compile
 specrt_export.plan
+specrt_export.compile
 specrt_export.estimate
 specrt_export.recipe
 specrt_export.lower

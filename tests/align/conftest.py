@@ -12,8 +12,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specrt.cli import run
-from specrt_export.builder import build
 from specrt_export.recipe.recipe import Recipe, read_recipe
+from support.builds import build
 
 VOCABULARY, WIDTH, LAYERS, PROMPTS, ANSWER = 96, 32, 4, 120, 24
 

@@ -46,7 +46,7 @@ from specrt_export.align.prediction import (
 from specrt_export.align.sparse_loss import LOSSES, SparseTarget, overlap, sparse_loss
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, cut, split
 from specrt_export.align.trainer import TrainingOptions
-from specrt_export.builder import build
+from support.builds import build
 from support.quantized_folders import Gptq, write_folder
 
 QUICK = TrainingOptions(steps=60, rate=3e-3, batch=1024)

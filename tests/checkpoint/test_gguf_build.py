@@ -21,10 +21,10 @@ from specrt.cli.generate import command as generate
 from specrt.errors import CheckpointError, SpecrtError
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.builder import build
 from specrt_export.portable.attachment import is_attached
 from specrt_export.recipe.recipe import read_recipe
 from support import gguf_files
+from support.builds import build
 from support.gguf_files import SCORED_VOCABULARY, brain, half, write_model
 
 pytestmark = pytest.mark.export

@@ -14,7 +14,7 @@ import pytest
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.provenance import oddity, provenance_of
-from specrt_export.plan.model_inputs import find_inputs
+from specrt_export.plan.build_plan import resolve
 from specrt_export.recipe.recipe import read_recipe
 from support.quantized_folders import Gptq, Tensors, container
 
@@ -109,7 +109,7 @@ def test_a_fetched_model_has_its_name_and_commit(
     recipe.write_text(
         '[target]\ncheckpoint = "org/model"\nrevision = "main"\n[draft]\ncheckpoint = "own"\n'
     )
-    target, draft = find_inputs(read_recipe(recipe))
+    target, draft = resolve(read_recipe(recipe), tmp_path / "out").models
     assert asked == [("org/model", "main")]
     found = provenance_of(target.checkpoint, target.hub, "main")
     assert (found.hub, found.revision) == ("org/model", commit)

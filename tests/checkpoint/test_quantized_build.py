@@ -18,7 +18,6 @@ from specrt.cli.export import command as export
 from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
-from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.estimate.estimate import estimate
@@ -28,6 +27,7 @@ from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe.recipe import read_recipe
 from support import quantized_folders
+from support.builds import build, is_fresh
 from support.quantized_folders import (
     RECIPE,
     Awq,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -103,9 +104,9 @@ def test_a_long_verb_is_heard_of_in_a_pipe(
     cli: Run, codelet: Path, engines: Path, two_prompts: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, verb: str,
 ) -> None:  # fmt: skip
-    def build(_: object, place: Path, show: Callable[[str, float], None]) -> None:
+    def build(plan: Any, show: Callable[[str, float], None]) -> None:
         show("lower", 0.5)
-        shutil.copytree(codelet, place)
+        shutil.copytree(codelet, plan.out)
 
     monkeypatch.setattr("specrt_export.builder.build", build)
     for interval in ("INTERVAL_S", "LONGEST_INTERVAL_S"):

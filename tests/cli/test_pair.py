@@ -246,7 +246,7 @@ def test_what_exports_is_missed_before_anything_is_fetched(
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from specrt_export.builder import build
+    from specrt_export.plan.build_plan import resolve
 
     def download(*_: object) -> Path:
         raise AssertionError("something was fetched")
@@ -259,5 +259,5 @@ def test_what_exports_is_missed_before_anything_is_fetched(
     with pytest.raises(
         BuildError, match=r"needs a_library\S*; install .* or name in a recipe the `graph`"
     ):
-        build(recipe, Path("out"))
+        resolve(recipe, Path("out"))
     assert not Path("out").exists()

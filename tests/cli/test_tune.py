@@ -155,7 +155,7 @@ def test_a_fresh_bundle_without_costs_gets_them(
 ) -> None:
     """As Ctrl-C leaves it while costs are measured."""
     tune = Mock(return_value=(None, None))
-    monkeypatch.setattr("specrt_export.builder.is_fresh", lambda plan, place: True)
+    monkeypatch.setattr("specrt_export.plan.build_plan.BuildPlan.is_fresh", lambda plan: True)
     monkeypatch.setattr("specrt_export.builder.build", None)
     monkeypatch.setattr("specrt.cli.build.tune_quickly", tune)
     manifest = Mock(target=None, draft=None, acceptance=None)

@@ -26,8 +26,8 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Entry
 from specrt.text.prompt_file import read_prompts
-from specrt_export.builder import build
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 ACCEPTANCE_FLOOR = 0.35
 """At gamma 3. A draft that knows nothing of the target is right one time in 8192."""

@@ -23,8 +23,8 @@ from specrt.bundle import FORMAT, Bundle, hash_file
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.speculation.drafters import DRAFTERS
-from specrt_export.builder import build
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 __all__ = ["target"]
 

@@ -24,8 +24,8 @@ from specrt.generator import Generator
 from specrt.params import AUTO, Callback, Row
 from specrt.speculation.drafters import DRAFTERS
 from specrt.text.prompt_file import read_prompts
-from specrt_export.builder import build
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 Options = Mapping[str, Any]
 Requests = list[dict[str, Any]]

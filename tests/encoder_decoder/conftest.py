@@ -9,7 +9,7 @@ import pytest
 
 from encoder_decoder.recipes import QUALITY, save_speech, write_recipe
 from shared import locked, shared_folder
-from specrt_export.builder import build
+from support.builds import build
 
 Built = Callable[..., Path]
 

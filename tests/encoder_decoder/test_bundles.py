@@ -27,12 +27,12 @@ from specrt.errors import BuildError, CheckpointError, EngineError
 from specrt.params import SamplingParams
 from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.builder import build, is_fresh
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.plan.model_inputs import read_source_pairs
+from specrt_export.plan.calibration_text import read_source_pairs
 from specrt_export.plan.speech_pairs import read_speech_pairs
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build, is_fresh
 
 pytestmark = pytest.mark.export
 

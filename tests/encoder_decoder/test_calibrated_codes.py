@@ -15,7 +15,6 @@ from portable.zoo import exported
 from specrt.bundle import Bundle
 from specrt.errors import BuildError
 from specrt.params import SamplingParams
-from specrt_export.builder import build
 from specrt_export.check.quality import GraphScorer, measure, take_in
 from specrt_export.portable.external_data import map_weights, widen
 from specrt_export.portable.graph import (
@@ -34,6 +33,7 @@ from specrt_export.quantize.calibration import CalibrationText, stages
 from specrt_export.quantize.quantizer import WEIGHTS, graft, quantize
 from specrt_export.quantize.weight_choice import Choice, choose
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 pytestmark = [
     pytest.mark.export,

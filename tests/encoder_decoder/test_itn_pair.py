@@ -16,8 +16,8 @@ from shared import REPOSITORY, locked, shared_folder
 from specrt.completion import SpeculationStats
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt_export.builder import build, is_fresh
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build, is_fresh
 
 FOLDER = REPOSITORY / "engines" / "itn"
 GREEDY = SamplingParams(max_tokens=200, temperature=0.0)

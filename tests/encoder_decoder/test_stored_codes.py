@@ -13,11 +13,11 @@ import specrt
 from encoder_decoder.recipes import held_bytes, write_recipe
 from specrt.bundle import Bundle
 from specrt.params import SamplingParams
-from specrt_export.builder import build
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.estimate.estimate import estimate
 from specrt_export.recipe.recipe import Recipe, read_recipe
+from support.builds import build
 from support.quantized_folders import Format, Gptq, PackQuantized, Tensors, container
 
 pytestmark = pytest.mark.export

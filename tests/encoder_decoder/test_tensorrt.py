@@ -29,11 +29,11 @@ from specrt.engine.tensorrt.tensorrt_encoder_decoder import HiddenStates, Tensor
 from specrt.errors import BuildError, BundleError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt_export.builder import build
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.lint import lint
 from specrt_export.lower import tensorrt_encoder, tensorrt_lowering
 from specrt_export.lower.tensorrt_lowering import mark_decomposable
+from support.builds import build
 from support.cuda_double import MACHINE
 from support.graph_double import RTX, Gpu
 

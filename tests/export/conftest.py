@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shared import locked, shared_folder
-from specrt_export.builder import build
 from specrt_export.recipe.recipe import Recipe, read_recipe
+from support.builds import build
 
 RECIPE = """
 name = "small"

@@ -28,12 +28,12 @@ from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, SpecrtError
 from specrt.params import SamplingParams
 from specrt.text.chat_template import read_template
-from specrt_export import builder
 from specrt_export.atomic_folder import atomic_folder
-from specrt_export.builder import build, is_fresh
+from specrt_export.check import model_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe.recipe import Recipe, read_recipe
+from support.builds import build, is_fresh
 
 
 def hashes(bundle: Path) -> dict[str, str]:
@@ -89,6 +89,7 @@ sys.modules.update(dict.fromkeys(("torch", "transformers", "onnx_ir", "onnxscrip
 SLOW_BUILD = f"""{BARE}
 from pathlib import Path
 from specrt_export.builder import build
+from specrt_export.plan.build_plan import resolve
 from specrt_export.recipe.recipe import read_recipe
 
 def hook(stage, done):
@@ -96,7 +97,7 @@ def hook(stage, done):
         print("there", flush=True)
         time.sleep(60)
 
-build(read_recipe(Path(sys.argv[1])), Path(sys.argv[2]), hook)
+build(resolve(read_recipe(Path(sys.argv[1])), Path(sys.argv[2])), hook)
 """
 
 
@@ -387,7 +388,7 @@ def test_a_build_without_transformers_or_room_for_it_says_so(
     draftless: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any,
     words: str | None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(builder, name, value)
+    monkeypatch.setattr(model_parity, name, value)
     stages: list[str] = []
     build(draftless, out, lambda stage, done: stages.append(stage))
     warnings = [stage for stage in stages if stage.startswith("warning")]

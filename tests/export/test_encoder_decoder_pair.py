@@ -19,8 +19,8 @@ from specrt.engine.protocol import ConditionedEngine
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.drafters import DRAFTERS
-from specrt_export.builder import build
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 RECIPE = """
 name = "small"

@@ -17,21 +17,18 @@ from tokenizers.models import WordLevel
 from specrt.errors import BuildError, CheckpointError
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.plan.model_inputs import (
+from specrt_export.plan.build_plan import resolve
+from specrt_export.plan.calibration_text import (
     FEWEST,
     FEWEST_FITTED,
     MOST,
     MOST_FITTED,
     PIECE,
-    begin_token,
-    bundled_tokenizer,
-    chat_templates,
-    check_vocabulary,
-    end_tokens,
-    find_inputs,
     read_calibration,
-    read_tokens,
 )
+from specrt_export.plan.generation_settings import begin_token, end_tokens
+from specrt_export.plan.pair_vocabulary import check_vocabulary, read_tokens
+from specrt_export.plan.text_files import bundled_tokenizer, chat_templates
 from specrt_export.recipe.recipe import read_recipe
 
 WORDS = ["<unk>", "def", "return", "x"]
@@ -64,7 +61,7 @@ def test_a_checkpoint_that_will_not_do_is_named_with_recipe_and_key(tmp_path: Pa
     path = tmp_path / "recipe.toml"
     path.write_text("[target]\ncheckpoint = '.'\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"recipe\.toml: target\.checkpoint: .* no config"):
-        find_inputs(read_recipe(path))
+        resolve(read_recipe(path), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, 
 from specrt.engine.tensorrt.library import is_installed, open_library
 from specrt.errors import BuildError, EngineError
 from specrt.system.gpu import survey
-from specrt_export.builder import build, is_fresh
 from specrt_export.compile import tensorrt_compiler as plan
 from specrt_export.compile.compiler import LoweredModel
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.recipe.recipe import Recipe, read_recipe
+from support.builds import build, is_fresh
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed, so nothing is built")
 no_gpu = pytest.mark.skipif(not survey().problem, reason="this machine has a GPU")

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from specrt_export.builder import build
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.eagle3_format import Head, read_head
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 VOCABULARY, SCORED, WIDTH, LAYERS = 96, 40, 32, 4
 INPUTS = [1, 2, 3]

@@ -28,7 +28,6 @@ from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import BlockDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
-from specrt_export.builder import build
 from specrt_export.check.block_equivalence import run_block
 from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering
@@ -36,6 +35,7 @@ from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.dflash_format import BlockHead, read_block_head
 from specrt_export.heads.dflash_module import load_block_head
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 FORMS = ("speculators", "dspark", "markov")
 """A head that scores some entries, one with a confidence head, and one with a Markov head, too."""

@@ -23,7 +23,6 @@ from heads.blocks import (
 from heads.conftest import INPUTS, RECIPE, VOCABULARY, WIDTH
 from shared import nightly_but
 from specrt.errors import CheckpointError, ExportError, SpecrtError
-from specrt_export.builder import build
 from specrt_export.check.block_equivalence import check_block_head, run_block
 from specrt_export.checkpoint.checkpoint import Checkpoint, linked
 from specrt_export.heads.dflash_format import BlockHead
@@ -32,6 +31,7 @@ from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head, read_head
 from specrt_export.portable.exporter import export_head
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHead:

@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from heads.conftest import INPUTS, LAYER, RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
 from specrt.errors import CheckpointError, SpecrtError
-from specrt_export.builder import build
 from specrt_export.check.head_equivalence import check_head, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint, linked
 from specrt_export.checkpoint.safetensors_file import map_array
@@ -24,6 +23,7 @@ from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head
 from specrt_export.portable.exporter import export_head
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> Head:

@@ -37,7 +37,6 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.system.gpu import survey
 from specrt.tuning.pass_timer import PassTimer
-from specrt_export.builder import build
 from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.heads.eagle3_format import KIND
@@ -47,6 +46,7 @@ from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 from support.cuda_double import MACHINE, Code, DoubleDevice
 from support.graph_double import RTX, Gpu
 

@@ -28,10 +28,11 @@ from specrt_export.checkpoint.task import (
     normalized,
     task_of,
 )
-from specrt_export.plan.model_inputs import decoder_start, generation_config, shares_encoder
+from specrt_export.plan.generation_settings import decoder_start, generation_config
 from specrt_export.portable.attachment import attach_graph, check_weights
 from specrt_export.portable.exporter import check_support
 from specrt_export.portable.graph import PARTS, facts_of, part_path, source_of
+from specrt_export.portable.shared_encoder import shares_encoder
 
 pytestmark = pytest.mark.export
 

@@ -13,10 +13,10 @@ import pytest
 import specrt
 from portable.zoo import ALTERNATING, LLAMA3_ROPE, SIZES, WINDOW
 from specrt.bundle import Bundle
-from specrt_export.builder import build
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.estimate.estimate import estimate
 from specrt_export.recipe.recipe import read_recipe
+from support.builds import build
 
 ENGINES = Path(__file__).parents[2] / "engines"
 PAIRS = sorted(path.parent.name for path in ENGINES.glob("*/shape.json"))

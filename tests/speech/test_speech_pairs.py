@@ -14,12 +14,12 @@ from specrt.errors import BuildError, CheckpointError
 from specrt.params import SamplingParams
 from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.builder import build
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.plan.speech_pairs import feature_extractor, read_speech_pairs
 from specrt_export.recipe.recipe import read_recipe
 from speech.recordings import RATE, chunk, form, pcm, riff, sines
 from speech.tiny_whisper import BINS, LENGTH, RECIPE
+from support.builds import build
 
 pytestmark = pytest.mark.export
 

@@ -52,13 +52,14 @@ from specrt.generator import Generator
 from specrt.loading import load
 from specrt.speculation.pool import Models
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.builder import build, is_fresh
+from specrt_export.builder import build
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.compile.network import CURRENT, profiles
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.compile.plan_builder import build_plan
 from specrt_export.lower.lazy_tensor import ENGINE, WEIGHTS, stored_weights, write_engine
 from specrt_export.lower.tensorrt_lowering import TensorRtTarget, lower_tensorrt, mark_decomposable
+from specrt_export.plan.build_plan import resolve
 from specrt_export.portable.graph import GraphRun, geometry_of, read_graph
 from specrt_export.precision import SCALED, Precision
 from specrt_export.quantize.quantizer import quantize
@@ -251,12 +252,13 @@ class Workbench(Machine):
         if pair == HEAD:
             recipe = self._with_head(recipe)
         out, began = self.bundle_folder(pair, backend), time.monotonic()
-        evidence.add(reused=is_fresh(recipe, out))
+        plan = resolve(recipe, out)
+        evidence.add(reused=plan.is_fresh())
         if not evidence.facts["reused"]:
             if pair == HEAD and not find_spec("torch"):
                 raise NotRunError("a head is exported, which needs torch; carry its bundle here")
             self.settings.work.mkdir(parents=True, exist_ok=True)
-            build(recipe, out)
+            build(plan)
         evidence.add(build_seconds=round(time.monotonic() - began, 1))
         evidence.add(versions=read_manifest(out).versions)
         for role in ("target", "draft"):
@@ -281,9 +283,10 @@ class Workbench(Machine):
         recipe = read_recipe(CODELET / "recipe.toml", backend="ort-cpu")
         if pair == HEAD:
             recipe = self._with_head(recipe)
-        if not is_fresh(recipe, bundle):
+        plan = resolve(recipe, bundle)
+        if not plan.is_fresh():
             self.settings.work.mkdir(parents=True, exist_ok=True)
-            build(recipe, bundle)
+            build(plan)
         with load(bundle, text_memory_bytes=0) as generator:
             yield generator
 

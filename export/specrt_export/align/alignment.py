@@ -48,8 +48,9 @@ from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint.provenance import provenance_of
 from specrt_export.heads.eagle3_format import Head
-from specrt_export.plan.model_inputs import ModelInputs, check_vocabulary, end_tokens, find_inputs
-from specrt_export.recipe.recipe import Recipe
+from specrt_export.plan.build_plan import BuildPlan
+from specrt_export.plan.model_plan import ModelPlan
+from specrt_export.plan.pair_vocabulary import check_vocabulary
 
 KINDS = ("draft", "head", "layers")
 
@@ -107,18 +108,16 @@ class Alignment:
     """
 
     def __init__(
-        self, recipe: Recipe, traces: Path, options: AlignmentOptions,
+        self, plan: BuildPlan, traces: Path, options: AlignmentOptions,
         costs: MeasuredCosts | None, state: Path,
     ) -> None:  # fmt: skip
         self._options, self._state = options, state
-        inputs = find_inputs(recipe)
-        self._target = inputs[0]
-        self._draft: ModelInputs | None = inputs[1] if len(inputs) > 1 else None
-        _check(recipe, options, self._target, self._draft)
+        self._plan, self._target, self._draft = plan, plan.target, plan.draft
+        _check(plan, options)
         self.index = read_index(traces)
         _check_tokenizer(self.index, traces, self._target)
         self.kept, self.held = split([*read_texts(traces, self.index)])
-        self._most = max(recipe.engine.gammas, default=1)
+        self._most = max(plan.engine.gammas, default=1)
         self._costs = costs
         self.state = TrainingState()
 
@@ -214,9 +213,7 @@ class Alignment:
         weights = np.zeros(self.index.vocabulary)
         for text in self.kept:
             np.add.at(weights, text.ids.ravel(), np.exp(text.logprobs.astype(np.float64)).ravel())
-        return likeliest_entries(
-            weights, self._options.entries, end_tokens(self._target.checkpoint)
-        )
+        return likeliest_entries(weights, self._options.entries, self._plan.ends)
 
     def _identity(self, source: DraftSource) -> str:
         """Hash what a run must have in common with the one that it goes on from."""
@@ -280,24 +277,23 @@ def _nothing(windows: Sequence[TraceWindow]) -> list[TextAcceptance]:
     return [TextAcceptance(none, one.domain, one.looked_up) for none, one in pairs]
 
 
-def _check(
-    recipe: Recipe, options: AlignmentOptions, target: ModelInputs, draft: ModelInputs | None
-) -> None:
+def _check(plan: BuildPlan, options: AlignmentOptions) -> None:
     """Refuse what cannot be trained.
 
     Raises: BuildError, CheckpointError.
     """
+    target, draft = plan.target, plan.draft
     head = None if draft is None else draft.head
     if head is not None and not isinstance(head, Head):
         raise BuildError(
-            f"{recipe.path} has a head of {head.KIND} in [draft], and heads of {Head.KIND} alone "
+            f"{plan.recipe} has a head of {head.KIND} in [draft], and heads of {Head.KIND} alone "
             "are trained here; name one, or leave [draft] out for a new one"
         )
     there = draft is not None and head is None
     if options.kind == "draft" and not there:
         has = "no [draft]" if draft is None else "a head in [draft]"
         raise BuildError(
-            f"{recipe.path} has {has}, and kind 'draft' trains a draft model; name one there, or "
+            f"{plan.recipe} has {has}, and kind 'draft' trains a draft model; name one there, or "
             "take --kind head or --kind layers"
         )
     for name, kind in (("depth", "layers"), ("reads", "head")):
@@ -305,7 +301,7 @@ def _check(
             raise BuildError(f"--{name} is of --kind {kind}, and the kind is {options.kind}")
     if options.reads and draft is not None and draft.head is not None:
         raise BuildError(
-            f"--reads is of a new head, and {recipe.path} names one; set `layers` in its [draft], "
+            f"--reads is of a new head, and {plan.recipe} names one; set `layers` in its [draft], "
             "or remove that"
         )
     if options.kind != "draft":
@@ -315,7 +311,7 @@ def _check(
         check_vocabulary(target.checkpoint, draft.checkpoint)
 
 
-def _check_tokenizer(index: TraceIndex, traces: Path, target: ModelInputs) -> None:
+def _check_tokenizer(index: TraceIndex, traces: Path, target: ModelPlan) -> None:
     """Refuse traces of other tokens than the target's.
 
     Raises: RequestError.

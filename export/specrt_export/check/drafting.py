@@ -7,14 +7,48 @@ from pathlib import Path
 import numpy as np
 
 from specrt.bundle import TOKENIZER, Bundle
+from specrt.engine.backends import backend_named
 from specrt.errors import BuildError
 from specrt.loading import load
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.plan.model_inputs import read_calibration
+from specrt_export.compile.compiler import Progress
+from specrt_export.plan.build_plan import BuildPlan
+from specrt_export.plan.calibration_text import read_calibration
 
 PROMPTS, PROMPT, WRITTEN = 16, 64, 32
 """Places of the text that the target goes on from, tokens before each, and tokens written there."""
+
+
+def measured_acceptance(plan: BuildPlan, bundle: Path, progress: Progress) -> tuple[float, ...]:
+    """Return what is accepted of a head's drafts, by position; empty where it cannot be measured.
+
+    Raises: BuildError for too few.
+    """
+    least = plan.quality.min_acceptance
+    if plan.calibration is None:
+        progress(
+            "warning: nothing tells how much of what the head drafts is accepted; name a text as "
+            "`calibration` in [quality]",
+            0.98,
+        )
+        return ()
+    if missing := backend_named(plan.target.options.backend).missing():
+        progress(
+            f"warning: how much of what the head drafts is accepted is not measured ({missing}); "
+            "build it for ort-cpu too, or where it will run",
+            0.98,
+        )
+        return ()
+    progress("draft", 0.98)
+    shares = acceptance_by_position(bundle, plan.calibration)
+    if shares[0] < least:
+        raise BuildError(
+            f"the target accepts {shares[0]:.2f} of the first tokens that the head drafts, and "
+            f"quality.min_acceptance is {least}; the head may be of another target, read other "
+            "layers (`layers` in [draft]), or be trained on text with another chat template"
+        )
+    return tuple(shares)
 
 
 def acceptance_by_position(bundle: Path, text: Path) -> list[float]:

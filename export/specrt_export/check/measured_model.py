@@ -9,15 +9,15 @@ from pathlib import Path
 from specrt.bundle import Quality
 from specrt_export.check.equivalence import check_engine, max_width
 from specrt_export.check.quality import Likeliest, QualityGate
-from specrt_export.compile.compiler import Compiler, GraphSource, LoweredModel, Progress
+from specrt_export.compile.compiler import GraphSource, LoweredModel, Progress
 from specrt_export.heads.head_formats import HEAD_FORMATS
+from specrt_export.plan.model_plan import ModelPlan
 from specrt_export.portable.graph import GraphRun, runs_here
 from specrt_export.precision import BitBound
 from specrt_export.quantize.bit_allocation import BitTrial, open_search
 from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText
 from specrt_export.quantize.quantizer import Quantized, quantize
 from specrt_export.quantize.weight_choice import Formats
-from specrt_export.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,7 @@ class MeasuredModel:
 class ModelTrials:
     """Quantizes, lowers and measures one model: once, or with other bits until a bound is met."""
 
-    recipe: Recipe
-    role: str
-    compiler: Compiler
+    model: ModelPlan
     gate: QualityGate | None
     """None without a calibration text."""
     text: CalibrationText
@@ -68,13 +66,13 @@ class ModelTrials:
 
         Raises: BuildError beyond a limit of the recipe.
         """
-        bound = self.recipe.bound_of(self.role)
+        bound = self.model.options.bound
         if bound is None:
             found = self._try(self.scratch / "new", text=self.text)
         else:
             found = self._choose_bits(bound)
         if self.gate is not None and found.quantized is not None and found.quality is not None:
-            self.gate.check(self.role, self.original, found.quantized, found.quality)
+            self.gate.check(self.model.role, self.original, found.quantized, found.quality)
         return found
 
     def _choose_bits(self, bound: BitBound) -> MeasuredModel:
@@ -82,13 +80,13 @@ class ModelTrials:
         assert self.gate is not None, "the recipe was held to a calibration text"
 
         def show(stage: str, done: float) -> None:
-            self.progress(f"{self.role}: {stage}", 0.1 + 0.1 * done)
+            self.progress(f"{self.model.role}: {stage}", 0.1 + 0.1 * done)
 
         text = self.text
         if not text.pieces:
             text = replace(text, pieces=self.gate.pieces, sources=self.gate.sources)
         search, codes = open_search(
-            self.original.graph, self.original.weights, self.recipe.precisions[self.role], bound,
+            self.original.graph, self.original.weights, self.model.options.precision, bound,
             text, show,
         )  # fmt: skip
         best: MeasuredModel | None = None
@@ -97,7 +95,7 @@ class ModelTrials:
             found = self._try(trial_folder, search.formats(raised), codes)
             assert found.quality is not None, "a quantized model is measured"
             trial = BitTrial(raised, found.quality.kl, found.weight_bytes)
-            self.progress(f"{self.role}: {search.told(trial)}", 0.55)
+            self.progress(f"{self.model.role}: {search.told(trial)}", 0.55)
             if search.record(trial):
                 shutil.rmtree(best_folder, ignore_errors=True)
                 trial_folder.rename(best_folder)
@@ -112,13 +110,13 @@ class ModelTrials:
         text: CalibrationText | None = None,
     ) -> MeasuredModel:  # fmt: skip
         """Quantize and lower the model, compare it with its graph, and measure what it lost."""
-        role, original = self.role, self.original
+        role, original = self.model.role, self.original
         quantized = self._quantize(folder, formats, codes, text)
         source = original
         if quantized is not None:
             source = GraphSource(quantized.graph, quantized.folder)
         self.progress(f"lower {role}", 0.3)
-        lowered = self.compiler.lower(role, source, folder / "lowered")
+        lowered = self.model.compiler.lower(source, folder / "lowered")
         if lowered.warning:
             self.progress(f"warning: {lowered.warning}", 0.4)
         self.progress(f"check {role}", 0.4)
@@ -128,7 +126,7 @@ class ModelTrials:
         self.progress(f"measure {role}", 0.5)
         if quantized is None:
             return MeasuredModel(quantized, lowered, likeliest=self.gate.likeliest(original))
-        with self.compiler.score(lowered, self.gate.max_width) as engine:
+        with self.model.compiler.score(lowered, self.gate.max_width) as engine:
             quality, likeliest = self.gate.measure(role, original, folder, engine)
         return MeasuredModel(quantized, lowered, quality, likeliest)
 
@@ -137,7 +135,7 @@ class ModelTrials:
         text: CalibrationText | None,
     ) -> Quantized | None:  # fmt: skip
         """Write the model in the recipe's precision; None where it stays as it is."""
-        role, precision = self.role, self.recipe.precisions[self.role]
+        role, precision = self.model.role, self.model.options.precision
         if not precision.rewrites:
             return None
         self.progress(f"{'quantize' if precision.quantizes else 'narrow'} {role}", 0.2)
@@ -154,10 +152,10 @@ class ModelTrials:
         """Compare an engine with its graph, where the ONNX Runtime installed can run that."""
         if not runs_here():
             return
-        options, backend = self.recipe.engine, self.recipe.backend_of(self.role)
+        options, backend = self.model.options.engine, self.model.options.backend
         widths = sorted({1, options.widest})
         widest = max_width(lowered.geometry, options.max_length, widths)
-        with self.compiler.score(lowered, widest, exact=True) as engine:
+        with self.model.compiler.score(lowered, widest, exact=True) as engine:
             reference = GraphRun(source.graph, source.weights)
             form = HEAD_FORMATS.get(lowered.model_type)
             if form is not None:

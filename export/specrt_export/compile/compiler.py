@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from specrt.bundle import EncoderRecord, Geometry
 from specrt.engine.protocol import Engine
 from specrt_export.portable.graph import SourceGeometry, parts_beside
+from specrt_export.recipe.model_options import ModelOptions
 
 KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of one number of the KV buffers, by what an engine computes in."""
@@ -86,13 +88,13 @@ def encoder_record(
 
 
 class Compiler(Protocol):
-    """Compiles the models of one recipe for one backend: check, lower, score, compile.
+    """Compiles one model for its backend: check, lower, score, compile.
 
-    A class takes the recipe and the name of the backend; `COMPILERS` lists it, in
+    A class takes the model's options; `COMPILERS` lists it, in
     `specrt_export.recipe.compiler_spec`.
     """
 
-    def check(self, role: str, *, measured: bool) -> None:
+    def check(self, *, measured: bool) -> None:
         """Refuse, before any work, what the backend's library would refuse after it.
 
         `measured` is whether the model will be scored on a calibration text.
@@ -105,8 +107,8 @@ class Compiler(Protocol):
         Raises: EngineError where a library is missing.
         """
 
-    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
-        """Write the lowered graph of a model, and its weights, into a new folder.
+    def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
+        """Write the lowered graph of the model, and its weights, into a new folder.
 
         Raises: BuildError, CheckpointError, ExportError.
         """
@@ -128,3 +130,13 @@ class Compiler(Protocol):
         `previous` is where an older engine of the model may be.
         Raises: BuildError; KeyboardInterrupt.
         """
+
+
+def open_compiler(model: ModelOptions) -> Compiler:
+    """Return the compiler of a model.
+
+    Raises: EngineError where the library of its backend is missing.
+    """
+    module, _, name = model.spec.compiler.partition(":")
+    compiler: Compiler = getattr(import_module(module), name)(model)
+    return compiler

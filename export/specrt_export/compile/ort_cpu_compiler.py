@@ -53,7 +53,7 @@ from specrt_export.portable.graph import (
     read_graph,
     source_of,
 )
-from specrt_export.recipe.recipe import Recipe
+from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe_tables import EngineOptions
 
 BACKEND = "ort-cpu"
@@ -63,26 +63,26 @@ BACKEND = "ort-cpu"
 class OrtCpuCompiler:
     """The compiler of `ort-cpu`; see `Compiler`."""
 
-    recipe: Recipe
-    backend: str
+    model: ModelOptions
 
-    def check(self, role: str, *, measured: bool) -> None:
+    def check(self, *, measured: bool) -> None:
         """Accept everything: what a recipe may ask of a CPU was checked when it was read."""
 
     def versions(self) -> dict[str, str]:
         """Return the version of ONNX Runtime, and the layout for the kernels that are here."""
         return {"onnxruntime": ort.__version__, "kernels": CONTRIB if missing_kernels() else LAYOUT}
 
-    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+    def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
+        options, role = self.model.engine, self.model.role
         return compile_ort_cpu(
             source.graph,
             source.weights,
             folder,
-            self.recipe.engine.max_length,
+            options.max_length,
             role=role,
-            batch=self.recipe.engine.batch,
-            max_source=self.recipe.engine.max_source,
+            batch=options.batch,
+            max_source=options.max_source,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
         )
 
@@ -91,7 +91,7 @@ class OrtCpuCompiler:
         self, lowered: LoweredModel, max_width: int, *, exact: bool = False
     ) -> Iterator[Engine]:
         """Open the engine; an exact one multiplies with fp32 activations."""
-        file, options = lowered.folder / ENGINE, self.recipe.engine
+        file, options = lowered.folder / ENGINE, self.model.engine
         shape = options.batch, options.max_length, lowered.features
         beside = MadeUpTarget(shape) if lowered.model_type in HEAD_FORMATS else None
         encoder = lowered.encoder

@@ -22,36 +22,35 @@ from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView, Lowered
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
-from specrt_export.recipe.recipe import Recipe
+from specrt_export.recipe.model_options import ModelOptions
 
 
 @dataclass(frozen=True)
 class OrtCudaCompiler:
     """The compiler of `ort-cuda`; see `Compiler`."""
 
-    recipe: Recipe
-    backend: str
+    model: ModelOptions
 
-    def check(self, role: str, *, measured: bool) -> None:
+    def check(self, *, measured: bool) -> None:
         """Accept everything: what the kernels do not take depends on the model."""
 
     def versions(self) -> dict[str, str]:
         """Return the version of ONNX Runtime."""
         return {"onnxruntime": ort.__version__}
 
-    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+    def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
-        options = self.recipe.engine
+        options = self.model.engine
         return compile_ort_cuda(
             source.graph,
             source.weights,
             folder,
             options.max_length,
-            role=role,
-            compute=compute_type(self.recipe.precisions[role].layers),
+            role=self.model.role,
+            compute=compute_type(self.model.precision.layers),
             captured=options.widest,
             batch=options.batch,
-            confidence=role == "draft",
+            confidence=self.model.role == "draft",
         )
 
     @contextmanager
@@ -64,7 +63,7 @@ class OrtCudaCompiler:
         with its weights widened.
         """
         with on_cpu(
-            lowered.folder, lowered.geometry, self.recipe.engine.max_length, max_width
+            lowered.folder, lowered.geometry, self.model.engine.max_length, max_width
         ) as engine:
             yield engine
 

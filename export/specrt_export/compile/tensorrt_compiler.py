@@ -82,7 +82,7 @@ from specrt_export.portable.graph import (
     scored_entries,
     source_of,
 )
-from specrt_export.recipe.recipe import Recipe
+from specrt_export.recipe.model_options import ModelOptions
 
 CAPABLE = {"fp8": (8, 9), "bf16": (8, 0)}
 """The first compute capability that has a type."""
@@ -96,36 +96,36 @@ def compute_type(precision: str) -> str:
 class TensorRtCompiler:
     """The compiler of `tensorrt` and `tensorrt-rtx`; see `Compiler`."""
 
-    def __init__(self, recipe: Recipe, backend: str, library: Library | None = None) -> None:
-        self.recipe = recipe
-        self.library = library or open_library(backend)
+    def __init__(self, model: ModelOptions, library: Library | None = None) -> None:
+        self.model = model
+        self.library = library or open_library(model.backend)
 
     @property
     def parser(self) -> tuple[int, ...]:
         """The version of TensorRT that decides about the form."""
-        if self.recipe.tensorrt.version:
-            return parse_version(self.recipe.tensorrt.version)
+        if self.model.tensorrt.version:
+            return parse_version(self.model.tensorrt.version)
         # TensorRT for RTX counts its own versions; its parser is that of TensorRT 11.
         return (11, 0) if self.library.native else self.library.number
 
     @property
     def kv_lengths(self) -> tuple[int, ...]:
         """How much passes may read of the KV buffers, the last one all; none where all read all."""
-        lengths = self.recipe.tensorrt.kv_lengths
-        return (*lengths, self.recipe.engine.max_length) if lengths else ()
+        lengths = self.model.tensorrt.kv_lengths
+        return (*lengths, self.model.engine.max_length) if lengths else ()
 
-    def check(self, role: str, *, measured: bool) -> None:
+    def check(self, *, measured: bool) -> None:
         """Refuse settings that the library does not offer here; what takes long comes later."""
-        options = self.recipe.tensorrt.plan
+        options = self.model.tensorrt.plan
         try:
             check_options(options, self.library, gpu=not survey().problem)
-            self._check_capabilities(options.capabilities, self.recipe.precisions[role].names)
+            self._check_capabilities(options.capabilities, self.model.precision.names)
         except BuildError as error:
-            raise BuildError(f"{self.recipe.path}: [tensorrt] {error}") from error
+            raise BuildError(f"{self.model.recipe}: [tensorrt] {error}") from error
         if self.kv_lengths and form_of(self.parser) != NATIVE:
             raise BuildError(
-                f"{self.recipe.path}: [tensorrt] kv_lengths is "
-                f"{list(self.recipe.tensorrt.kv_lengths)}, and passes of {self.library.title} "
+                f"{self.model.recipe}: [tensorrt] kv_lengths is "
+                f"{list(self.model.tensorrt.kv_lengths)}, and passes of {self.library.title} "
                 "write whole KV buffers; remove it"
             )
         if measured and form_of(self.parser) == NATIVE and not runs_here():
@@ -152,12 +152,12 @@ class TensorRtCompiler:
         """Return the versions of ONNX Runtime, which checks the graph, and of the library."""
         return {"onnxruntime": ort.__version__, self.library.backend: self.library.version}
 
-    def lower(self, role: str, source: GraphSource, folder: Path) -> LoweredModel:
+    def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the lowered graph, which ONNX Runtime runs too."""
-        options = self.recipe.engine
+        options = self.model.engine
         portable = read_graph(source.graph)
         geometry = geometry_of(portable)
-        compute = compute_type(self.recipe.precisions[role].layers)
+        compute = compute_type(self.model.precision.layers)
         check_length(geometry, options.max_length, source.weights)
         sources = source_of(portable)
         positions = 0
@@ -169,8 +169,8 @@ class TensorRtCompiler:
             geometry, options.max_length, options.batch, compute, form_of(self.parser),
             # What a draft of some entries finds likeliest is read from the scores, which are few.
             candidates=0 if scored_entries(portable) is not None else self._candidates(geometry),
-            confidence=role == "draft",
-            grouped_queries=self.recipe.tensorrt.grouped_queries,
+            confidence=self.model.role == "draft",
+            grouped_queries=self.model.tensorrt.grouped_queries,
             reads_prefix=bool(self.kv_lengths), max_source=positions,
         )  # fmt: skip
         lowered = lower_tensorrt(portable, stored_weights(portable, source.weights), target)
@@ -186,19 +186,20 @@ class TensorRtCompiler:
             encoder = encoder_record(sources, positions, source.parts)
         kind = facts_of(portable).get(MODEL_TYPE, "unknown")
         return LoweredModel(
-            role, folder, geometry, compute, kind, fused, features=feature_width(portable),
-            encoder=encoder, warning=self._memory_warning(geometry, compute),
+            self.model.role, folder, geometry, compute, kind, fused,
+            features=feature_width(portable), encoder=encoder,
+            warning=self._memory_warning(geometry, compute),
         )  # fmt: skip
 
     def _candidates(self, geometry: Geometry) -> int:
-        return min(self.recipe.tensorrt.candidates, geometry.vocab_size)
+        return min(self.model.tensorrt.candidates, geometry.vocab_size)
 
     def _memory_warning(self, geometry: Geometry, compute: str) -> str:
         """Say that the check of the lowered graph may lack memory; empty where it has enough.
 
         It holds KV buffers twice: those a pass reads, and those it makes.
         """
-        options = self.recipe.engine
+        options = self.model.engine
         needed = 2 * geometry.kv_bytes(options.batch, options.max_length, KV_BYTES[compute])
         free = available_bytes()
         if not runs_here() or free is None or needed <= free:
@@ -214,7 +215,7 @@ class TensorRtCompiler:
         self, lowered: LoweredModel, max_width: int, *, exact: bool = False
     ) -> Iterator[Engine]:
         """Open the lowered graph; one in bf16, which has no CPU kernels, in fp32."""
-        options = self.recipe.engine
+        options = self.model.engine
         with tempfile.TemporaryDirectory(dir=lowered.folder.parent) as scratch:
             path = widened_folder(lowered.folder, Path(scratch)) / ENGINE
             make: Callable[..., LoweredEngine] = LoweredEngine
@@ -231,7 +232,7 @@ class TensorRtCompiler:
 
     def _as_head(self, engine: LoweredEngine, lowered: LoweredModel) -> LoweredHead:
         """Return a head with something to read, as there is no target beside it."""
-        options = self.recipe.engine
+        options = self.model.engine
         target = MadeUpTarget((options.batch, options.max_length, lowered.features))
         return LoweredHead(engine, target.features)
 
@@ -242,9 +243,9 @@ class TensorRtCompiler:
 
         Of an encoder-decoder the plans of its encoder and cross projections, too.
         """
-        encoder, recipe = lowered.encoder, self.recipe
+        encoder, engine = lowered.encoder, self.model.engine
         parts = {"engine": profiles(
-            lowered.role, recipe.engine.prefill, recipe.engine.gammas, self.kv_lengths,
+            lowered.role, engine.prefill, engine.gammas, self.kv_lengths,
             self._catch_up(lowered),
         )}  # fmt: skip
         shape = None
@@ -282,7 +283,7 @@ class TensorRtCompiler:
         if (place.previous / timing.name).is_file():
             shutil.copyfile(place.previous / timing.name, timing)
         options = replace(
-            self.recipe.tensorrt.plan,
+            self.model.tensorrt.plan,
             candidates=next((_last(o) for o in graph.graph.output if o.name == CANDIDATES[0]), 0),
             capabilities=self._capabilities(graph),
         )
@@ -298,7 +299,7 @@ class TensorRtCompiler:
 
     def _catch_up(self, lowered: LoweredModel) -> int:
         """Return how many tokens a draft lacks at most after a round of its own."""
-        most = max(self.recipe.engine.gammas, default=0) + 1
+        most = max(self.model.engine.gammas, default=0) + 1
         return max(PENDING, most) if lowered.model_type == KIND else PENDING
 
     def _capabilities(self, graph: onnx.ModelProto) -> tuple[str, ...]:
@@ -306,7 +307,7 @@ class TensorRtCompiler:
 
         TensorRT for RTX leaves others out of its own accord, but the plan lists them all the same.
         """
-        named = self.recipe.tensorrt.capabilities
+        named = self.model.tensorrt.capabilities
         known: tuple[str, ...] = tuple(self.library.capabilities)
         if named or not known:
             return named

@@ -245,7 +245,7 @@ def _source_positions(recipe: Recipe, role: str, shape: ModelShape | EncoderDeco
     Raises: BuildError, RecipeError.
     """
     name, reads = recipe.sources[role].checkpoint, isinstance(shape, EncoderDecoderShape)
-    if problem := recipe.source_problem(role, name, reads=reads):
+    if problem := recipe.models[role].source_problem(name, reads=reads):
         raise RecipeError(f"{recipe.path}: {problem}")
     if isinstance(shape, ModelShape):
         return 0
@@ -274,7 +274,7 @@ def _model(
     if isinstance(stored, Scheme):
         weights = replace(weights, recipe=_as_if(recipe, role, stored))
     kept = stored if isinstance(stored, GgufFile) and precision.keeps else None
-    bound = recipe.bound_of(role)
+    bound = recipe.models[role].bound
     most = bound.max_bytes if bound is not None else None
 
     def bounded(count: int) -> int:

@@ -19,7 +19,7 @@ from specrt.speech.wav import read_wav
 from specrt.text.prompt_file import read_text
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.plan.model_inputs import CalibrationPieces, pieces_of_sources
+from specrt_export.plan.calibration_text import CalibrationPieces, pieces_of_sources
 from specrt_export.portable.graph import Tokens
 
 

@@ -32,6 +32,7 @@ from specrt_export.precision import (
     Precision,
 )
 from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
+from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe_tables import (
     EngineOptions,
     ModelSource,
@@ -85,28 +86,6 @@ class Recipe:
         """Return what a recipe may ask of a model's backend; of an unknown one anything."""
         return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
 
-    def source_problem(self, role: str, name: str, *, reads: bool) -> str:
-        """Return why no engine of a model `name` fits the recipe; empty where one does.
-
-        `reads` says whether it reads a source, as encoder-decoders do.
-        """
-        if not reads:
-            most = self.engine.max_source
-            found = f"engine.max_source is {most}, and {name} reads no source; remove it"
-            return found if most else ""
-        if self.spec_of(role).encoder_decoders:
-            return ""
-        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
-        return (
-            f"{name} is an encoder-decoder, and {self.backend_of(role)} builds none yet; build it "
-            f"for {' or '.join(able)}"
-        )
-
-    def bound_of(self, role: str) -> BitBound | None:
-        """Return what a model's bits must keep to, where they are chosen."""
-        source = self.sources[role]
-        return BitBound(source.max_kl, source.max_bytes) if source.bits else None
-
     @property
     def precisions(self) -> dict[str, Precision]:
         """Return what each model's weights are stored as."""
@@ -120,6 +99,23 @@ class Recipe:
                 calibrated=self.quantizer_of(role) == "gptq",
                 auto=bool(source.bits),
                 symmetric=source.symmetric,
+            )
+            for role, source in self.sources.items()
+        }
+
+    @property
+    def models(self) -> dict[str, ModelOptions]:
+        """Return what it says of each model, the target first."""
+        return {
+            role: ModelOptions(
+                recipe=self.path,
+                role=role,
+                source=source,
+                backend=self.backend_of(role),
+                precision=self.precisions[role],
+                bound=BitBound(source.max_kl, source.max_bytes) if source.bits else None,
+                engine=self.engine,
+                tensorrt=self.tensorrt,
             )
             for role, source in self.sources.items()
         }

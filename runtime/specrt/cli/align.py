@@ -21,7 +21,7 @@ from specrt.tuning.tuning_record import read_tuning
 if TYPE_CHECKING:
     from specrt_export.align.alignment import Outcome
     from specrt_export.align.prediction import MeasuredCosts, Prediction
-    from specrt_export.recipe.recipe import Recipe
+    from specrt_export.plan.build_plan import BuildPlan
 
 SLOWER = 1
 """Exit status where the new draft would make decoding no faster."""
@@ -97,10 +97,12 @@ def command(
             AlignmentOptions,
         )
         from specrt_export.align.trainer import TrainingOptions
+        from specrt_export.plan.build_plan import resolve
         from specrt_export.recipe.recipe import read_recipe
 
         _check_place(out, RECORD)
-        plan = read_recipe(recipe)
+        named = read_recipe(recipe)
+        plan = resolve(named, BUILD_ROOT / named.name)
         costs, whose = _costs(plan, bundle)
         training = TrainingOptions(loss, minutes, steps or 0, learning_rate, seed=seed)
         options = AlignmentOptions(kind, depth or 0, read, kept,
@@ -124,7 +126,7 @@ def command(
             )
             return SLOWER
         alignment.write(source, outcome, out)
-    there = json.dumps(os.path.relpath(out.resolve(), plan.folder.resolve()), ensure_ascii=False)
+    there = json.dumps(os.path.relpath(out.resolve(), recipe.parent.resolve()), ensure_ascii=False)
     print(f"wrote {out}; build with it: `checkpoint = {there}` in [draft] of {recipe}")
     return 0
 
@@ -183,12 +185,12 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _costs(plan: Recipe, named: Path | None) -> tuple[MeasuredCosts | None, str]:
+def _costs(plan: BuildPlan, named: Path | None) -> tuple[MeasuredCosts | None, str]:
     """Return what passes cost here, and whose they are.
 
     Raises: BundleError, BuildError for a bundle that was named and tells none.
     """
-    place = named or BUILD_ROOT / plan.name
+    place = named or plan.out
     if named is None and not (place / FILE_NAME).is_file():
         return None, "steps of the target; no bundle tells what passes cost here"
     bundle = Bundle.open(place)

@@ -28,6 +28,7 @@ from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
 
 if TYPE_CHECKING:
+    from specrt_export.plan.build_plan import BuildPlan
     from specrt_export.recipe.recipe import Recipe
 
 _TUNING_S = 600
@@ -284,23 +285,25 @@ def _build(plan: Recipe, place: Path, no_tune: bool, if_stale: bool) -> None:
 
 
 def build_bundle(
-    plan: Recipe, place: Path, *, no_tune: bool = False, if_stale: bool = False
+    recipe: Recipe, place: Path, *, no_tune: bool = False, if_stale: bool = False
 ) -> list[str] | None:
     """Build and tune a bundle; return its notices, or None where it was up to date.
 
     Raises: SpecrtError; what was there is there then.
     """
     from specrt_export import builder
+    from specrt_export.plan.build_plan import resolve
 
-    fetch_sources(plan)
-    fresh = if_stale and builder.is_fresh(plan, place)
-    reason = None if no_tune else _tuned_elsewhere(plan, place)
+    fetch_sources(recipe)
+    plan = resolve(recipe, place)
+    fresh = if_stale and plan.is_fresh()
+    reason = None if no_tune else _tuned_elsewhere(plan)
     # One whose build was interrupted while costs were measured is whole, but for them.
     if fresh and (no_tune or reason is not None or (place / FILE_NAME).exists()):
         return None
     with progress(f"build {plan.name}") as show:
         if not fresh:
-            builder.build(plan, place, lambda stage, share: show(share, stage))
+            builder.build(plan, lambda stage, share: show(share, stage))
         if not no_tune and reason is None:
             show(0.98, "measure costs")
             _, reason = tune_quickly(place)
@@ -343,13 +346,13 @@ def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     )
 
 
-def _tuned_elsewhere(plan: Recipe, place: Path) -> str | None:
+def _tuned_elsewhere(plan: BuildPlan) -> str | None:
     """Return why a bundle is not tuned here: its engines need what this machine lacks."""
-    lacks = filter(None, (backend_named(plan.backend_of(role)).missing() for role in plan.sources))
+    lacks = filter(None, (backend_named(m.options.backend).missing() for m in plan.models))
     missing = next(lacks, None)
     if missing is None:
         return None
-    return f"not tuned here ({missing}); run `specrt tune {place}` where it will run"
+    return f"not tuned here ({missing}); run `specrt tune {plan.out}` where it will run"
 
 
 def tune_quickly(bundle: Path) -> tuple[Tuning | None, str | None]:
