@@ -113,7 +113,6 @@ wheel: $(VENV)/.wheel ## build the wheels of x86-64 and aarch64 into dist; MACHI
 	@$(BIN)/python tools/wheels.py $(MACHINES)
 
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
-	@$(if $(ARGS),,echo 'all tests take about eleven minutes on two cores that nothing else uses; ARGS="-k words" narrows them')
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
 test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,27 @@ settings.load_profile("specrt")
 
 # A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LACKING = {
+    "chromium": "the page at `/` (apt-get install chromium)",
+    "clang++": "what Clang compiles (apt-get install clang)",
+    "nvidia-smi": "what needs an NVIDIA GPU and its driver",
+}
+"""What is skipped where a program is not installed, and the remedy."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say how long all tests take, and what is skipped and why, before they begin."""
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    narrowed = config.args != config.getini("testpaths") or config.option.keyword
+    if reporter is None or narrowed:
+        return
+    absent = [f"{what}: no {name}" for name, what in LACKING.items() if not shutil.which(name)]
+    reporter.write_line("all tests take about five minutes on two cores that nothing else uses")
+    for line in (*absent, "long variants, which run with ARGS='-m nightly'"):
+        reporter.write_line(f"skipped: {line}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -65,7 +65,7 @@ def of_transformers(config: dict[str, Any], start: int, most: int) -> Callable[[
 
 
 @given(configs, st.integers(1, 3), st.lists(ids, max_size=8), st.integers(0, 3))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_a_config_means_what_it_does_in_transformers(
     config: dict[str, Any], start: int, output: list[int], drafted: int
 ) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -238,21 +239,11 @@ def test_a_cache_that_takes_nothing_is_one_line(
 def test_the_cache_is_where_the_specification_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert cache() == tmp_path / "x" / "specrt"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored
-    assert cache() == tmp_path / ".cache" / "specrt"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache() == tmp_path / ".cache" / "specrt"
-
-
-def test_no_home_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", home)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    for given, place in ((str(tmp_path / "x"), "x"), ("relative", ".cache"), ("", ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)  # a relative one is to be ignored
+        assert cache() == tmp_path / place / "specrt"
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
     with pytest.raises(BuildError, match=r"no home folder .*XDG_CACHE_HOME"):
         cache()
 

@@ -66,7 +66,7 @@ def test_sources_of_a_prompt(cli: Run, codelet: Path, generator: Generator, tmp_
     numbers = ",".join(map(str, generator.tokenizer.encode(PROMPT)))
     expected = text("--prompt", PROMPT)
     assert text("--prompt-file", path) == text("--prompt-ids", numbers) == expected
-    assert text(stdin=PROMPT.encode()) == expected
+    assert text(stdin=PROMPT.encode()) == text("-p", "-", stdin=PROMPT.encode()) == expected
     # An empty prompt starts from BOS.
     assert text("--prompt", "") == text() == text("--prompt-ids", "0")
 
@@ -204,10 +204,10 @@ def test_a_model_s_own_way_to_sample_holds_where_no_option_is_given(
         assert text(*options) == generator.generate(PROMPT, made).text
 
 
-@pytest.mark.usefixtures("opened")
-def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, codelet: Path) -> None:
+@pytest.mark.usefixtures("toy")
+def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, tmp_path: Path) -> None:
     asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
-    ran = cli("generate", codelet, "--prompt", "a", *asked)
+    ran = cli("generate", tmp_path, "--prompt", "a", *asked)
     assert ran.err.count("nothing was found to propose") == 1
 
 

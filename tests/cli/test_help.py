@@ -13,6 +13,7 @@ import click
 import pytest
 
 from cli.conftest import Run
+from shared import nightly_but
 from specrt.cli import COMMANDS, specrt
 
 OPTIONAL = ("fastapi", "torch", "onnx", "llguidance", "matplotlib", "rich")
@@ -32,7 +33,8 @@ class Hiding:
         hidden = self.hides(name.partition(".")[0])
         return None if hidden else self.finder.find_spec(name, path, target)
 
-for hides in (*(name.__eq__ for name in optional), lambda name: name not in known):
+ways = [lambda name: name not in known, *(name.__eq__ for name in optional)]
+for hides in ways[:int(sys.argv[3])]:
     child = os.fork()
     if not child:
         sys.meta_path[:] = [Hiding(finder, hides) for finder in sys.meta_path]
@@ -41,10 +43,14 @@ for hides in (*(name.__eq__ for name in optional), lambda name: name not in know
 """
 
 
-def test_help_needs_no_optional_package() -> None:
+@pytest.mark.parametrize("ways", nightly_but([1], [1, 1 + len(OPTIONAL)]))
+def test_help_needs_no_optional_package(ways: int) -> None:
+    """Without any of them, and nightly without each."""
     needed = [re.split(r"\W", name)[0] for name in requires("specrt") or () if "extra" not in name]
-    command = [sys.executable, "-c", HIDDEN, " ".join(["specrt", *needed]), " ".join(OPTIONAL)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    given = " ".join(["specrt", *needed]), " ".join(OPTIONAL), str(ways)
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN, *given], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -74,15 +74,13 @@ def test_doctor_names_the_kernels_and_how_to_get_them(
 @pytest.mark.parametrize("name", ["scalar", "sse"])
 def test_kernels_that_are_forced_are_named_or_refused(codelet: Path, name: str) -> None:
     """In a process of its own: the choice is made once."""
-
-    def specrt(*words: object) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "specrt", *map(str, words)]
-        environment = {**os.environ, "SPECRT_KERNELS": name}
-        return subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
-
-    checked = specrt("doctor")
-    (line,) = [line for line in checked.stdout.splitlines() if "CPU kernels" in line]
-    ran = specrt("generate", codelet, "--prompt", "a", "--max-tokens", "2")
+    both = ["doctor"], ["generate", str(codelet), "--prompt", "a", "--max-tokens", "2"]
+    code = f"import sys; from specrt.cli import run; sys.exit(max(map(run, {[*both]})))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True,
+        env={**os.environ, "SPECRT_KERNELS": name},
+    )  # fmt: skip
+    (line,) = [line for line in ran.stdout.splitlines() if "CPU kernels" in line]
     if name == "scalar":
         assert "forced by SPECRT_KERNELS" in line
         assert ran.returncode == 0, ran.stderr

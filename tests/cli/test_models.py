@@ -185,16 +185,18 @@ def test_listing_needs_nothing_but_the_runtime(tmp_path: Path) -> None:
     assert "needs huggingface_hub: `pip install huggingface_hub`" in install
 
 
-def test_offline_is_one_line(hub: LoopbackHub, tmp_path: Path) -> None:
-    def pull(**settings: str) -> subprocess.CompletedProcess[str]:
+def test_offline_is_one_line(cli: Run, hub: LoopbackHub) -> None:
+    """Each in a process of its own: the library reads the variable once."""
+
+    def pull() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "specrt", "pull", "org/tiny"], env={**os.environ, **settings},
-            capture_output=True, text=True, check=False,
+            [sys.executable, "-m", "specrt", "pull", "org/tiny"], capture_output=True, text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False,
         )  # fmt: skip
 
-    (line,) = pull(HF_HUB_OFFLINE="1").stderr.splitlines()
+    (line,) = pull().stderr.splitlines()
     assert "HF_HUB_OFFLINE is set" in line
     assert hub.asked == 0
-    fetched = pull()
-    assert fetched.stdout == f"org/tiny: {repository('org/tiny')}/snapshots/{COMMIT}\n"
-    assert pull(HF_HUB_OFFLINE="1").stdout == fetched.stdout
+    fetched = cli("pull", "org/tiny").out
+    assert fetched == f"org/tiny: {repository('org/tiny')}/snapshots/{COMMIT}\n"
+    assert pull().stdout == fetched

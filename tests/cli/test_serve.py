@@ -20,7 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.conftest import COMMAND
+from cli.conftest import COMMAND, Run
+from shared import nightly_but
 
 
 @contextmanager
@@ -48,7 +49,10 @@ def started(
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+ENDS = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", nightly_but(ENDS[:1], ENDS))
 def test_a_signal_lets_what_runs_end(codelet: Path, tmp_path: Path, number: int) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# of the team\n  #old\n of-the-team \n")
@@ -93,7 +97,7 @@ def cut_short(client: httpx.Client, path: str, begun: threading.Barrier) -> dict
     return told
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", nightly_but([2], [1, 2]))
 def test_what_is_cut_is_told_so(codelet: Path, tmp_path: Path, signals: int) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -148,38 +152,40 @@ def test_a_signal_before_the_server_listens_to_signals_ends_it(codelet: Path) ->
     assert subprocess.run(words, check=False, timeout=60, capture_output=True).returncode == 0
 
 
-def refused(*options: str) -> str:
-    """Return the one line of a server that does not start."""
-    words = [*COMMAND, "serve", *options]
-    ended = subprocess.run(words, check=False, capture_output=True, text=True)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    return line
-
-
-def test_what_cannot_be_served_is_one_line(codelet: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert f"port {port}" in refused(str(codelet), "--port", port)
-    assert "--host" in refused(str(codelet), "--host", "300.1.1.1")
-    assert "--port" in refused(str(codelet), "--port", "70000")
-    assert "specrt build" in refused(str(tmp_path / "nothing"), "--port", "0")
-    empty = tmp_path / "keys"
+def test_what_cannot_be_served_is_one_line(cli: Run, codelet: Path, tmp_path: Path) -> None:
+    empty, broken = tmp_path / "keys", tmp_path / "broken.jinja"
     empty.write_text("\n# none yet\n")
-    assert "no key" in refused(str(codelet), "--port", "0", "--api-key-file", str(empty))
-    broken = tmp_path / "broken.jinja"
     broken.write_text("{% for")
-    assert "Jinja" in refused(str(codelet), "--port", "0", "--chat-template", str(broken))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for told, *options in (
+            (f"port {port}", codelet, "--port", port), ("--host", codelet, "--host", "300.1.1.1"),
+            ("--port", codelet, "--port", 70000), ("specrt build", tmp_path / "nothing"),
+            ("no key", codelet, "--port", 0, "--api-key-file", empty),
+            ("Jinja", codelet, "--port", 0, "--chat-template", broken),
+        ):  # fmt: skip
+            ran = cli("serve", *options)
+            assert (ran.status, told in ran.err.splitlines()[-1]) == (2, True), ran
+
+
+LACKING = """
+import os, sys
+from specrt.cli import run
+for library in ("fastapi", "uvicorn", "websockets", "httptools"):
+    child = os.fork()
+    if not child:
+        sys.modules[library] = None
+        os._exit(run(["serve", sys.argv[1]]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+"""
 
 
 def test_a_server_without_its_libraries_says_so_before_any_model_is_opened(tmp_path: Path) -> None:
-    for library in ("fastapi", "uvicorn", "websockets", "httptools"):
-        code = f"import sys; sys.modules[{library!r}] = None; from specrt.cli import main; main()"
-        words = [sys.executable, "-c", code, "serve", str(tmp_path), "--port", "0"]
-        ended = subprocess.run(words, check=False, capture_output=True, text=True)
-        assert ended.returncode == 2
-        assert f"needs {library}" in ended.stderr
-        assert "setup-serve" in ended.stderr
+    words = [sys.executable, "-c", LACKING, str(tmp_path)]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stderr.splitlines()
+    for line, library in zip(said, ("fastapi", "uvicorn", "websockets", "httptools"), strict=True):
+        assert f"needs {library}" in line
+        assert "setup-serve" in line
 
 
 def test_keys_are_read_again_and_requests_are_lines(codelet: Path, tmp_path: Path) -> None:
@@ -219,23 +225,16 @@ def free_port() -> int:
         return port
 
 
-def test_a_device_drafts_for_a_server_that_verifies(codelet: Path) -> None:
-    prompt = ["--prompt", "def f(", "--max-tokens", "30", "--temperature", "0.8", "--seed", "3"]
-
-    def text(*options: str) -> str:
-        words = [*COMMAND, "generate", str(codelet), *prompt, "--threads", "1", *options]
-        variables = {**os.environ, "SPECRT_API_KEY": "k"}
-        return subprocess.check_output(words, text=True, stderr=subprocess.DEVNULL, env=variables)
-
+def test_a_device_drafts_for_a_server_that_verifies(
+    cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = ("--prompt", "def f(", "--max-tokens", 30, "--temperature", 0.8, "--seed", 3)
     names = ("--allow-host", "llm.example")
     with started(codelet, "--verify", *names, SPECRT_API_KEY="k") as (url, _):
         for host, status in {"llm.example": 200, "localhost": 200, "evil.example": 403}.items():
             assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
-        remote = url.replace("http", "ws")
-        assert text("--remote", remote, "--gamma", "4") == text("--gamma", "0")
-        refused_ = subprocess.run(
-            [*COMMAND, "generate", str(codelet), *prompt, "--remote", remote],
-            check=False, capture_output=True, text=True,
-        )  # fmt: skip
-        assert refused_.returncode == 2
-        assert "401, this server needs a key" in refused_.stderr
+        remote = ("--remote", url.replace("http", "ws"))
+        plain = cli("generate", codelet, *prompt, "--gamma", 0)
+        assert "401, this server needs a key" in cli("generate", codelet, *prompt, *remote).refusal
+        monkeypatch.setenv("SPECRT_API_KEY", "k")
+        assert cli("generate", codelet, *prompt, *remote, "--gamma", 4).out == plain.out

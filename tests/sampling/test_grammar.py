@@ -63,7 +63,7 @@ def allowed(made: GrammarProcessor, *path: int) -> list[int]:
 
 
 @given(asked=STRUCTURES, data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_a_mask_behind_any_path_is_that_of_a_fresh_matcher(
     grammars: Grammars, asked: Asked, data: st.DataObject
 ) -> None:
@@ -245,7 +245,7 @@ MORE: list[dict[str, Any]] = [
     verifier=st.sampled_from(list(VERIFIERS)),
     most=st.integers(1, 120),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
     pair: Pair, asked: Asked, more: dict[str, Any], seed: int, gamma: int,
     temperature: float, drafter: str, verifier: str, most: int,
@@ -486,7 +486,7 @@ def referring(draw: Callable[[st.SearchStrategy[Any]], Any], schema: Any) -> Any
 
 
 @given(schema=SCHEMAS, data=st.data())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 def test_references_lead_where_the_standard_says(
     grammars: Grammars, schema: Any, data: st.DataObject
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,30 +124,6 @@ def test_a_list_of_prompts_with_parameters_of_their_own(build: Build, tokenizer:
         assert [[c.token_ids for c in many] for many in others] == [
             [c.token_ids for c in many] for many in found
         ]
-
-
-def test_a_prompt_that_cannot_be_is_named_and_the_others_go_on(tokenizer: Tokenizer) -> None:
-    made, one = rows(packed, 2, tokenizer), alone(tokenizer)
-    params = SamplingParams(max_tokens=9, temperature=0.8, seed=1, n=2)
-    prompts: list[Any] = [[1, 2], [1] * 300, "", [1, 9999], None, np.array(3), [3]]
-    found = made.generate_many(prompts, params)
-    told = [
-        "300 tokens, and the context",
-        "empty",
-        "token id 9999",
-        "type NoneType",
-        "type ndarray",
-    ]
-    for number, (first, second) in enumerate(found):
-        if number in (0, 6):
-            assert first.token_ids == one.generate(prompts[number], replace(params, n=1)).token_ids
-            assert second.finish_reason == "length"
-        else:
-            assert first.finish_reason == second.finish_reason == "error"
-            assert first.token_ids == second.token_ids == []
-            assert first.error == second.error
-            assert str(first.error).startswith(f"prompts[{number}]: ")
-            assert told[number - 1] in str(first.error)
 
 
 # Shared passes

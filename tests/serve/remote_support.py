@@ -6,8 +6,7 @@ import asyncio
 import socket
 import sys
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,13 +15,6 @@ from fastapi import FastAPI
 
 from specrt.remote.frames import PATH
 from specrt.serve.verify_sessions import VerifyEndpoint
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 class Loop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,15 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in ("weather", "time")
 ]
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    for _ in range(3000):
+        if holds():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to pass")
 
 
 class Live:

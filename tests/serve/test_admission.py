@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import Gate, rows, target_of
-from serve.support import Live, failing, serving
+from serve.support import Live, failing, serving, until
 from specrt.params import SamplingParams
 from specrt.serve.admission import Admission
 from specrt.serve.metrics import ServerMetrics
@@ -38,14 +38,6 @@ def samples(exposition: str) -> dict[str, float]:
         for sample in family.samples
         if set(sample.labels) == {"model_name"}
     }
-
-
-def until(holds: Any) -> None:
-    for _ in range(3000):
-        if holds():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to pass")
 
 
 def test_a_full_queue_is_429_and_the_rest_are_answered(tokenizer: Tokenizer) -> None:
@@ -139,25 +131,6 @@ def test_a_client_that_goes_away_frees_its_row(tokenizer: Tokenizer, stream: boo
         gate.go.set()
         assert len(live.post(TEXT, **LONG)["choices"][0]["text"]) > 0
         assert (admission.running, admission.waiting) == (0, 0)
-
-
-def test_many_clients_that_go_away_leave_nothing(toy: Live) -> None:
-    generator = toy.service.generator
-    wanted = generator.generate("ab", SamplingParams(max_tokens=100, ignore_eos=True)).text
-
-    def hasty(number: int) -> None:
-        with (
-            httpx.Client(base_url=toy.url) as client,
-            client.stream("POST", TEXT, json={**LONG, "stream": True}) as answer,
-        ):
-            if number % 3:
-                next(answer.iter_raw())
-
-    with ThreadPoolExecutor(8) as pool:
-        [*pool.map(hasty, range(200))]
-    until(lambda: not toy.service.admission.live)
-    assert toy.service.admission.waiting == 0
-    assert toy.post(TEXT, **LONG)["choices"][0]["text"] == wanted
 
 
 def test_others_are_answered_while_a_long_text_is_tokenized(

@@ -14,8 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import Gate, rows, shared_prompt, target_of
-from serve.remote_support import until
-from serve.support import Live, serving
+from serve.support import Live, serving, until
 from specrt.aio import PacedStream
 from specrt.errors import RequestError
 from specrt.loading import OpenedDraft
@@ -80,18 +79,15 @@ def held(usage: dict[str, Any]) -> int:
     return found
 
 
-def test_keys_share_prefixes_where_they_are_to(tokenizer: Tokenizer) -> None:
-    with several_rows(tokenizer, api_keys=("one", "two"), share_prefixes=True) as live:
+@pytest.mark.parametrize("options", [{"api_keys": ("one", "two"), "share_prefixes": True}, {}])
+def test_all_share_prefixes_but_those_of_a_salt(
+    tokenizer: Tokenizer, options: dict[str, Any]
+) -> None:
+    """Where keys are to share them, and where there are none."""
+    with several_rows(tokenizer, **options) as live:
         assert cached(live, "one") == 0
         assert cached(live, "two") >= 59
         assert cached(live, "two", cache_salt="x") == 0
-
-
-def test_without_keys_all_share_but_a_salt(tokenizer: Tokenizer) -> None:
-    with several_rows(tokenizer) as live:
-        assert cached(live, "none") == 0
-        assert cached(live, "other") >= 59
-        assert cached(live, "none", cache_salt="x") == 0
 
 
 def counts(live: Live) -> dict[str, dict[str, float]]:

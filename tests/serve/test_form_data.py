@@ -65,7 +65,7 @@ def test_damaged_forms_are_refused(kind: str, body: bytes, message: str) -> None
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_damaged_form_is_read_or_refused(data: st.DataObject) -> None:
     body = bytearray(
         part(b"1\r\n2") + part(b"", b"A: b\r\nContent-Disposition: form-data") + b"--xyz--"

@@ -22,8 +22,8 @@ from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_websocket
 
 from scheduler.support import Gate, rows, target_of
-from serve.support import TEMPLATE
-from serve.test_admission import LONG, TEXT, until
+from serve.support import TEMPLATE, until
+from serve.test_admission import LONG, TEXT
 from specrt.errors import RequestError
 from specrt.remote.frames import PATH
 from specrt.serve.application import ServerOptions, application

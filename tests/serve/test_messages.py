@@ -166,7 +166,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tools": FLAT, "tool_choice": {"type": "tool", "name": "tim"}}, "'tim'"),
         ({"tools": FLAT, "tool_choice": {"type": "some"}}, "'some'"),
         ({"tool_choice": {"type": "any"}}, "tools"),
-        ({"gamma": 99}, "gamma 99"),
         ({"output_config": {"format": {"type": "xml"}}}, "xml"),
     ],
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -18,7 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import specrt
 from cli.conftest import Run, cli  # noqa: F401
 from scheduler.support import rows, toys
-from serve.remote_support import Proxy, served, until
+from serve.remote_support import Proxy, served
+from serve.support import until
+from shared import nightly_but
 from specrt.completion import Completion
 from specrt.errors import LinkError, RequestError
 from specrt.generator import Generator
@@ -40,13 +41,6 @@ from support.toy import TableEngine
 PROMPT = [104, 101, 108, 108, 111]
 QUICK = LinkOptions(tries=4, first_wait_s=0.001, answer_s=10.0)
 EOS = (263,)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    from support.toy import byte_level
-
-    return Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
 
 
 @pytest.fixture(scope="module")
@@ -134,20 +128,15 @@ def test_the_draws_of_device_and_server_are_the_same(home: Generator, device: De
     assert (remote.drafted, remote.accepted) == (local.drafted, local.accepted)
 
 
-def test_the_server_draws_a_seed_where_none_is_given(home: Generator, device: Device) -> None:
-    params = SamplingParams(max_tokens=30, temperature=1.0, ignore_eos=True)
-    found = device().generate(PROMPT, params, gamma=3)
-    again = replace(params, seed=found.seed)
-    same(found, home.generate(PROMPT, again, gamma=0))
-
-
-def test_a_seed_that_the_server_keeps_costs_acceptance_alone(
+def test_a_drawn_seed_is_told_and_one_that_the_server_keeps_costs_acceptance_alone(
     home: Generator, device: Device
 ) -> None:
     with served(VerifyEndpoint(home, VerifyLimits(reveal_seed=False))) as port:
         params = SamplingParams(max_tokens=30, temperature=1.0, ignore_eos=True)
         found = device(port).generate(PROMPT, params, gamma=3)
         assert found.seed is None
+        told = device().generate(PROMPT, params, gamma=3)
+        same(told, home.generate(PROMPT, replace(params, seed=told.seed), gamma=0))
         assert len(found.token_ids) == 30
         assert found.speculation.drafted
         known = replace(params, seed=9)
@@ -237,8 +226,9 @@ def test_the_draft_is_off_by_one_token_and_so_is_the_text(
 
 
 @pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("every", nightly_but([601], [61, 601]))
 def test_a_link_may_be_cut_at_any_byte(
-    home: Generator, device: Device, port: int, gamma: int
+    home: Generator, device: Device, port: int, gamma: int, every: int
 ) -> None:
     params = SamplingParams(max_tokens=16, temperature=0.8, seed=6, ignore_eos=True)
     local = home.generate(PROMPT, params, gamma=0)
@@ -246,10 +236,10 @@ def test_a_link_may_be_cut_at_any_byte(
     try:
         device(whole.port).generate(PROMPT, params, gamma=gamma)
         length = whole.up + whole.down
-        for cut in range(gamma, length + 40, 61):
+        for cut in range(gamma, length + 40, every):
             whole.cuts = [cut, cut + 400, cut // 2 + 900]
             same(device(whole.port).generate(PROMPT, params, gamma=gamma), local)
-        assert whole.connections > 2 * length / 61
+        assert whole.connections > 2 * length / every
     finally:
         whole.close()
 
@@ -272,24 +262,6 @@ def test_a_link_that_breaks_without_end_is_an_error_that_says_what_was_kept(
         assert "broke" in str(error.value) or "no link to" in str(error.value)
         local = home.generate(PROMPT, params, gamma=0)
         assert stream.completion.token_ids == local.token_ids[:kept]
-    finally:
-        proxy.close()
-
-
-def test_a_slow_link_does_not_slow_down_a_server_that_decodes_alone(
-    home: Generator, device: Device, port: int
-) -> None:
-    proxy = Proxy(port, delay_s=0.02)
-    try:
-        made = device(proxy.port)
-        params = SamplingParams(max_tokens=60, ignore_eos=True)
-        local = home.generate(PROMPT, params, gamma=0)
-        took = {}
-        for gamma in (0, 1, "auto"):
-            began = time.perf_counter()
-            same(made.generate(PROMPT, params, gamma=gamma), local)
-            took[gamma] = time.perf_counter() - began
-        assert took[0] < 0.4 < 60 / 2 * 0.04 < took[1]
     finally:
         proxy.close()
 
@@ -342,7 +314,7 @@ def test_a_session_that_the_server_ends_is_not_taken_up_again(
             proxy.close()
 
 
-@pytest.mark.parametrize("code", [1001, 1009, 1011, 1012, 4400])
+@pytest.mark.parametrize("code", nightly_but([1001, 4400], [1001, 1009, 1011, 1012, 4400]))
 def test_a_device_tries_no_other_link_where_the_server_closes_for_good(
     device: Device, monkeypatch: pytest.MonkeyPatch, port: int, code: int
 ) -> None:

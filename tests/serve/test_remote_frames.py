@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as open_websocket
 
 from scheduler.support import rows
-from serve.remote_support import served, until
+from serve.remote_support import served
+from serve.support import until
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.remote.frames import (
@@ -40,16 +41,10 @@ from specrt.serve.metrics import ServerMetrics
 from specrt.serve.verify_sessions import RESUMABLE, VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
-from support.toy import byte_level
 
 PROMPT = [104, 101, 108, 108, 111]
 SAMPLED = {"max_tokens": 24, "temperature": 0.9, "seed": 3, "ignore_eos": True}
 IDS = st.lists(st.integers(0, 264), max_size=8)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(byte_level(tmp_path_factory.mktemp("byte_level")))
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +84,16 @@ class Client:
         assert found["type"] == kind, found
         return found
 
-    def hello(self, **fields: Any) -> dict[str, Any]:
+    def ask(self, **fields: Any) -> None:
+        """Send a hello."""
         usual = {
             "type": "hello", "protocol": PROTOCOL, "tokenizer_sha256": self.sha256,
             "prompt_ids": PROMPT, "params": SAMPLED,
         }  # fmt: skip
         self.wire.send(json.dumps({**usual, **fields}))
+
+    def hello(self, **fields: Any) -> dict[str, Any]:
+        self.ask(**fields)
         self.text = list(PROMPT)
         return self.message("ready")
 
@@ -278,8 +277,7 @@ def test_a_link_that_broke_is_taken_up_again_anywhere(home: Generator, client: C
     one.propose(1, want=6)
     for length in (len(PROMPT), len(PROMPT) + 2, len(one.text)):
         two = client()
-        hello = {"type": "hello", "protocol": 1, "session": token, "length": length}
-        two.wire.send(json.dumps(hello))
+        two.ask(session=token, length=length)
         ready = two.message("ready")
         assert (ready["finish"], ready["seed"]) == (0, 3)
         two.text = right[:length] + ready["tokens"]
@@ -373,11 +371,7 @@ def test_a_hello_is_refused_in_words(
     client: Connect, fields: dict[str, Any], code: int, reason: str, tokenizer: Tokenizer
 ) -> None:
     one = client()
-    with pytest.raises(AssertionError):
-        one.hello(**fields)
-    one = client()
-    usual = {"type": "hello", "protocol": 1, "tokenizer_sha256": one.sha256, "prompt_ids": PROMPT}
-    one.wire.send(json.dumps({**usual, **fields}))
+    one.ask(**fields)
     found = one.refusal()
     assert (found[0], reason in found[1]) == (code, True), found
     if code == Close.OTHER_TOKENIZER:
@@ -390,8 +384,7 @@ def test_a_defect_ends_its_link_with_a_code(
     one = client()
     with monkeypatch.context() as broken:
         broken.setattr(home, "paced", lambda *_, **__: 1 / 0)
-        hello = {"type": "hello", "protocol": PROTOCOL, "tokenizer_sha256": one.sha256}
-        one.wire.send(json.dumps({**hello, "prompt_ids": PROMPT}))
+        one.ask()
         assert one.refusal()[0] == Close.FAILED
     client().begin()
 
@@ -439,7 +432,7 @@ def test_a_device_that_never_answers_loses_its_session(tokenizer: Tokenizer) -> 
                 assert one.refusal()[0] == Close.IDLE
             until(lambda: len(sessions) == 0)
             with closing(Client(port, tokenizer)) as late:
-                late.wire.send(json.dumps({"type": "hello", "protocol": 1, "session": token}))
+                late.ask(session=token)
                 assert late.refusal()[0] == Close.UNKNOWN_SESSION
             assert expected(home)
 
@@ -458,10 +451,8 @@ def test_sessions_that_begin_at_once_are_limited(
         sessions = VerifyEndpoint(home, VerifyLimits(sessions=2))
         with served(sessions) as port:
             made = [Client(port, tokenizer) for _ in range(4)]
-            hello = {"type": "hello", "protocol": 1, "prompt_ids": PROMPT,
-                     "tokenizer_sha256": tokenizer.sha256}  # fmt: skip
             for one in made:
-                one.wire.send(json.dumps(hello))
+                one.ask()
             begun = [json.loads(one.wire.recv(10))["type"] for one in made]
             assert sorted(begun) == ["error", "error", "ready", "ready"]
             for one in made:
@@ -475,13 +466,9 @@ def test_sessions_and_links_are_limited(tokenizer: Tokenizer) -> None:
             made = [Client(port, tokenizer) for _ in range(4)]
             for one in made[:2]:
                 one.begin()
-            made[2].wire.send(
-                json.dumps({"type": "hello", "protocol": 1, "prompt_ids": PROMPT,
-                            "tokenizer_sha256": tokenizer.sha256})
-            )  # fmt: skip
-            assert made[2].refusal() == (
-                Close.FULL, "2 sessions run, which is the limit here; try again later"
-            )  # fmt: skip
+            made[2].ask()
+            code, reason = made[2].refusal()
+            assert (code, "2 sessions run, which is the limit" in reason) == (Close.FULL, True)
             extra = [Client(port, tokenizer)]  # in the place of the one that was refused
             with pytest.raises(AssertionError, match="4 devices are linked"):
                 Client(port, tokenizer)
@@ -511,8 +498,7 @@ def test_a_device_may_come_back_behind_some_codes_alone(
     one.wire.close(code)
     until(lambda: sessions.links == 0)
     other = client()
-    again = {"type": "hello", "protocol": PROTOCOL, "session": token, "length": len(PROMPT)}
-    other.wire.send(json.dumps(again))
+    other.ask(session=token, length=len(PROMPT))
     if code in RESUMABLE:
         assert other.message("ready")["session"] == token
     else:

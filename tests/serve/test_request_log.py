@@ -10,8 +10,7 @@ import openai
 import pytest
 
 from scheduler.support import rows
-from serve.remote_support import until
-from serve.support import Live, failing, listening, serving
+from serve.support import Live, failing, listening, serving, until
 from specrt.serve.application import ServerOptions, application
 from specrt.serve.request_log import JsonLines
 from specrt.serve.service import Service

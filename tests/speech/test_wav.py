@@ -89,7 +89,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> No
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     whole = bytearray(riff(form(3, bits=32), chunk(b"LIST", b"name"), DATA))
     for _ in range(data.draw(st.integers(0, 4))):

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from specrt.text.tokenizer import Tokenizer
 
 held = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

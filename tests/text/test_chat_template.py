@@ -63,7 +63,7 @@ def test_templates_render_as_in_transformers() -> None:
 
 
 LONG = [
-    {"role": role, "content": f"<think>why</think>\n w\u00f6rd {turn}" * 400}
+    {"role": role, "content": f"<think>why</think>\n w\u00f6rd {turn}" * 20}
     for turn in range(100)
     for role in ("user", "assistant")
 ]
