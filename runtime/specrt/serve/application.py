@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import specrt
@@ -35,20 +35,14 @@ from specrt.serve.openapi_document import ERRORS, openapi_document
 from specrt.serve.origin_policy import ANY, OriginPolicy
 from specrt.serve.request_log import RequestLog, record_of
 from specrt.serve.responses_routes import responses_routes
+from specrt.serve.route import PublicRoute, route_at
 from specrt.serve.sending import StrictJsonRoute, error_response
 from specrt.serve.service import Service, UnknownModelError
-from specrt.serve.transcription_routes import (
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-    transcription_routes,
-)
+from specrt.serve.transcription_routes import transcription_routes
 from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.speech.whisper_config import SPEECH_TASK, read_whisper_config
 from specrt.text.chat_template import ChatTemplate, NoTemplateError, read_template
 from specrt.text.prompt_file import read_text
-
-PUBLIC = ("/", "/health", "/ready", "/version", "/metrics", "/favicon.ico")
-"""Paths that need no key."""
 
 _DENIAL = "websocket.http.response"
 """ASGI's extension for an answer to a WebSocket that is refused."""
@@ -240,9 +234,18 @@ def _template(folder: Path, file: Path | None) -> ChatTemplate | None:
         return None
 
 
+_READY = {
+    "content": {
+        "application/json": {
+            "schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}
+        }
+    }
+}
+
+
 def status_routes(service: Service) -> APIRouter:
     """Return the page, and the routes that say how the server is."""
-    router = APIRouter()
+    router = APIRouter(route_class=PublicRoute)
     page = files("specrt.serve").joinpath("page.html")
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
@@ -254,7 +257,9 @@ def status_routes(service: Service) -> APIRouter:
         """Tell that the process works."""
         return {"status": "ok"}
 
-    @router.get("/ready", response_model=None)
+    @router.get(
+        "/ready", response_model=None, responses={200: _READY, 503: {**ERRORS[503], **_READY}}
+    )
     async def ready() -> Response:
         """Tell whether new requests are taken, as far as the queue has room."""
         draining = service.admission.draining
@@ -265,7 +270,7 @@ def status_routes(service: Service) -> APIRouter:
         """Tell the version of specrt."""
         return {"version": specrt.__version__}
 
-    @router.get("/metrics", response_model=None)
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Tell what Prometheus scrapes."""
         return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
@@ -396,8 +401,7 @@ class AccessControl:
     ) -> None:
         self._app = app
         self._keys = keys
-        self._most = options.max_body_bytes
-        self._most_audio = options.max_audio_bytes
+        self._options = options
         self._policy = OriginPolicy(options.allow_hosts, options.allow_origins)
         self._service = service
 
@@ -411,14 +415,14 @@ class AccessControl:
         if refused := self._refused(scope, headers):
             await self._refuse(*refused, scope, receive, send)
             return
-        if self._keys and scope["path"] not in PUBLIC and key is None:
+        route = route_at(scope["path"])
+        if self._keys and not route.public and key is None:
             await self._refuse(
                 401, "this server needs a key: Authorization: Bearer KEY", scope, receive, send
             )
             return
         length = headers.get(b"content-length", b"").lstrip(b"0")
-        speech = scope["path"] in (TRANSCRIPTIONS, TRANSLATIONS)
-        most = self._most_audio if speech else self._most
+        most: int = getattr(self._options, route.most_bytes)
         if length.isdigit() and (len(length) > _MOST_DIGITS or int(length) > most):
             await self._refuse(413, _too_large(most), scope, receive, send)
             return

@@ -18,6 +18,7 @@ from specrt.prompts import Prompt
 from specrt.sampling.distribution import LEAST, Entry, Logprob
 from specrt.serve.bodies import MOST_CHOICES, ChatBody, CompletionBody, StreamOptions
 from specrt.serve.request_log import record_of
+from specrt.serve.route import STREAMED
 from specrt.serve.sending import DONE, StrictJsonRoute, answer, as_event
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.speculation_report import metrics_of, speculation_of
@@ -333,7 +334,7 @@ def completion_routes(service: Service) -> APIRouter:
     """Return the routes of completions."""
     router = APIRouter(route_class=StrictJsonRoute)
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None, responses=STREAMED)
     async def completions(body: CompletionBody, request: HttpRequest) -> Response:
         """Complete a text, or several."""
         service.check(body)
@@ -369,7 +370,7 @@ def completion_routes(service: Service) -> APIRouter:
         return await answer(request, answers, form, stream=body.stream)
 
     @router.post("/chat/completions", response_model=None, include_in_schema=False)
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
     async def chat_completions(body: ChatBody, request: HttpRequest) -> Response:
         """Answer a conversation."""
         service.check(body)

@@ -18,6 +18,7 @@ from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
 from specrt.serve.bodies import MOST_STOPS, FormatOptions, Items, Messages, response_format
 from specrt.serve.request_log import record_of
+from specrt.serve.route import STREAMED
 from specrt.serve.sending import ANTHROPIC_KINDS, StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
@@ -325,11 +326,17 @@ def _usage(read: int, cached: int, made: int) -> dict[str, Any]:
     }
 
 
+class MessagesRoute(StrictJsonRoute):
+    """A route of Anthropic's."""
+
+    errors = "anthropic"
+
+
 def messages_routes(service: Service) -> APIRouter:
     """Return the routes of messages."""
-    router = APIRouter(route_class=StrictJsonRoute)
+    router = APIRouter(route_class=MessagesRoute)
 
-    @router.post("/v1/messages", response_model=None)
+    @router.post("/v1/messages", response_model=None, responses=STREAMED)
     async def messages(body: MessagesBody, request: HttpRequest) -> Response:
         """Answer a conversation."""
         service.check(body)

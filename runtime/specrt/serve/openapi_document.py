@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-_STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-_PUBLIC = ("/health", "/ready", "/version", "/metrics")
+from specrt.serve.route import Route, route_at
+
 _TEXT: dict[str, Any] = {"type": "string"}
 
 _OPENAI: dict[str, Any] = {
@@ -66,7 +66,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         )
         for path, methods in made["paths"].items():
             for operation in methods.values():
-                _describe(path, operation)
+                _describe(route_at(path), operation)
         schemas = made["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):  # refusals are 400 here
             schemas.pop(name, None)
@@ -79,23 +79,12 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _describe(path: str, operation: dict[str, Any]) -> None:
+def _describe(route: type[Route], operation: dict[str, Any]) -> None:
     answers = operation["responses"]
     answers.pop("422", None)
-    name = "MessagesError" if path.startswith("/v1/messages") else "Error"
+    name = "MessagesError" if route.errors == "anthropic" else "Error"
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     for status in ERRORS:
-        answers[str(status)]["content"] = content
-    if path in _STREAMED:
-        answers["200"]["content"] = {
-            "application/json": {"schema": {"type": "object"}},
-            "text/event-stream": {},
-        }
-    elif path == "/metrics":
-        answers["200"]["content"] = {"text/plain": {"schema": _TEXT}}
-    elif path == "/ready":
-        flag = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
-        for status in ("200", "503"):
-            answers[status]["content"] = {"application/json": {"schema": flag}}
-    if path not in _PUBLIC:
+        answers[str(status)].setdefault("content", content)
+    if not route.public:
         operation["security"] = [{}, {"bearer": []}, {"key": []}]

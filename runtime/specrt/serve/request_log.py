@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.completion import Completion
 from specrt.serve.api_keys import ApiKey
+from specrt.serve.route import route_at
 
 log = logging.getLogger("specrt.requests")
 
@@ -85,7 +86,8 @@ class RequestRecord:
     def headers(self) -> dict[str, str]:
         """Those of its answer: Anthropic's clients read one of another name."""
         named = {"x-request-id": self.id}
-        return named | {"request-id": self.id} if self._path.startswith("/v1/messages") else named
+        anthropic = route_at(self._path).errors == "anthropic"
+        return named | {"request-id": self.id} if anthropic else named
 
     def end(self, completion: Completion) -> None:
         """Add a completion that is over."""

@@ -18,6 +18,7 @@ from specrt.errors import RequestError
 from specrt.serve.answer_blocks import BlockAnswer, ConvertedBody, Event
 from specrt.serve.bodies import FormatOptions, Items, Messages, response_format
 from specrt.serve.request_log import record_of
+from specrt.serve.route import STREAMED
 from specrt.serve.sending import StrictJsonRoute, answer
 from specrt.serve.service import ServedCompletions, Service
 from specrt.serve.tool_calls import CallPiece
@@ -379,7 +380,7 @@ def responses_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=StrictJsonRoute)
 
     @router.post("/responses", response_model=None, include_in_schema=False)
-    @router.post("/v1/responses", response_model=None)
+    @router.post("/v1/responses", response_model=None, responses=STREAMED)
     async def responses(body: ResponsesBody, request: HttpRequest) -> Response:
         """Answer a conversation that the request has whole."""
         service.check(body)

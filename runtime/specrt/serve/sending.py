@@ -11,7 +11,6 @@ from math import isfinite
 from reprlib import repr as short
 from typing import Any, Protocol, TypeVar
 
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -21,6 +20,7 @@ from specrt.errors import RequestError, first_line, reason_of
 from specrt.serve.admission import ShutDownError
 from specrt.serve.large_bodies import BodyField, read_body
 from specrt.serve.request_log import record_of
+from specrt.serve.route import Route, route_at
 from specrt.serve.service import ServedCompletions
 
 T = TypeVar("T")
@@ -44,7 +44,6 @@ class JsonBody(JSONResponse):
         return text.encode(errors="replace")
 
 
-_ANTHROPIC = "/v1/messages"
 ANTHROPIC_KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
@@ -65,8 +64,8 @@ def error_response(
     param: str | None = None, code: str | int | None = None, headers: dict[str, str] | None = None,
 ) -> JSONResponse:  # fmt: skip
     """Return the response of an error, as the clients of its path read it."""
-    path, request_id = scope["path"], record_of(scope).id
-    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
+    request_id = record_of(scope).id
+    if route_at(scope["path"]).errors == "anthropic":
         kind = ANTHROPIC_KINDS.get(status, "invalid_request_error")
         error = {"type": kind, "message": message}
         body = {"type": "error", "error": error, "request_id": request_id}
@@ -169,7 +168,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class StrictJsonRoute(APIRoute):
+class StrictJsonRoute(Route):
     """A route whose bodies are JSON as its standard has it: no NaN, no number beyond a float's."""
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:

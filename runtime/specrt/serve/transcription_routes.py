@@ -20,6 +20,7 @@ from specrt.params import AUTO, Gamma, GenerateOptions
 from specrt.serve.admission import Places, ShutDownError
 from specrt.serve.form_data import FormField, parse_form
 from specrt.serve.request_log import RequestRecord, record_of
+from specrt.serve.route import Route
 from specrt.serve.sending import JsonBody, unless_gone
 from specrt.serve.service import ServedCompletions, Service
 from specrt.speech.subtitles import srt_text, vtt_text
@@ -32,8 +33,6 @@ from specrt.speech.transcription import (
 )
 from specrt.speech.wav import parse_wav
 from specrt.speech.whisper_config import SPEECH_TASK, TRANSCRIBE, WhisperConfig
-
-TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 
 _GRANULARITIES = "timestamp_granularities[]"
 
@@ -152,16 +151,22 @@ def _gamma(texts: dict[str, str]) -> Gamma | None:
     return AUTO if texts.get("gamma") == AUTO else _whole("gamma", texts)
 
 
+class AudioRoute(Route):
+    """A route whose bodies are recordings."""
+
+    most_bytes = "max_audio_bytes"
+
+
 def transcription_routes(service: Service) -> APIRouter:
     """Return the routes of speech; on a bundle for another task they are 404, and say so."""
-    router = APIRouter()
+    router = APIRouter(route_class=AudioRoute)
 
-    @router.post(TRANSCRIPTIONS, response_model=None, openapi_extra=_DOCUMENT)
+    @router.post("/v1/audio/transcriptions", response_model=None, openapi_extra=_DOCUMENT)
     async def transcriptions(request: HttpRequest) -> Response:
         """Write down what is said in a file."""
         return await respond(service, request, TRANSCRIBE)
 
-    @router.post(TRANSLATIONS, response_model=None, openapi_extra=_DOCUMENT)
+    @router.post("/v1/audio/translations", response_model=None, openapi_extra=_DOCUMENT)
     async def translations(request: HttpRequest) -> Response:
         """Write down in English what is said in a file."""
         return await respond(service, request, "translate")
