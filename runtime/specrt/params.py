@@ -357,7 +357,7 @@ def without_beams(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(options: Mapping[str, Any], aliases: Iterable[str] = ()) -> None:
-    known = [*(f.name for f in fields(SamplingParams)), *aliases]
+    known = [*SamplingParams.__dataclass_fields__, *aliases]
     for name in without_beams(options):
         if name not in known:
             raise RequestError(f"unknown option {name!r}{did_you_mean(name, known)}")

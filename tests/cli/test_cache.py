@@ -96,6 +96,11 @@ def test_the_default_bundle_is_built_from_its_recipe_where_none_is_here(
     assert bundle_of(DEFAULT_BUNDLE) == mine.relative_to(tmp_path)
 
 
+@pytest.mark.usefixtures("builds", "root")
+def test_a_bundle_is_inspected_by_the_name_of_its_pair(cli: Run) -> None:
+    assert "codelet is built once" in cli("inspect", "codelet").err
+
+
 def later(path: Path) -> None:
     path.write_bytes(path.read_bytes())
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrt.bundle import BUILD_ROOT, read_manifest
-from specrt.cli.inspect import quality_lines
 from specrt.cli.names import checkpoint_source, fetch_sources, ready_recipe
 from specrt.cli.options import is_checkpoint, print_notices, progress
+from specrt.cli.quality_facts import quality_lines
 from specrt.doctor import check_exporter
 from specrt.engine.backends import backend_named, notices
 from specrt.errors import BuildError, SpecrtError, how_to_install, shortage

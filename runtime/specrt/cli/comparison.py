@@ -67,8 +67,8 @@ class PlainComparison:
         turns = f" ({self.least:.2f} to {self.most:.2f} in {self.turns} turns)"
         return (
             f"measured: {self.speedup:.2f} times plain decoding{turns if self.turns > 1 else ''}"
-            f"{', slower' if self.speedup < 1 else ''}, {self.tokens_per_second:.0f} against "
-            f"{self.plain_tokens_per_second:.0f} tokens/s; {self.outputs}"
+            f"{', slower' if self.speedup < 1 else ''}, {self.tokens_per_second:.0f} tokens/s with "
+            f"drafts, {self.plain_tokens_per_second:.0f} without; {self.outputs}"
         )
 
 

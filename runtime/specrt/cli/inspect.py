@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from specrt.bundle import DEFAULT_BUNDLE, TOKENIZER, Bundle, Manifest, ModelRecord
+from specrt.bundle import TOKENIZER, Bundle, Manifest, ModelRecord
+from specrt.cli.cache import bundle_argument
 from specrt.cli.options import graphs_text, table
+from specrt.cli.quality_facts import acceptance_facts, loss_facts
 from specrt.doctor import abilities, libraries, machine
 from specrt.engine.backends import backend_of
 from specrt.engine.ort.kernels import CONTRIB
@@ -23,7 +25,7 @@ from specrt.tuning.tuning_record import read_tuning
 
 
 @click.command("inspect")
-@click.argument("bundle", type=click.Path(path_type=Path), default=DEFAULT_BUNDLE)
+@bundle_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds, the device it was built for, and the memory it needs."""
@@ -98,7 +100,7 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         *([("drafter", manifest.drafter)] if manifest.drafter else []),
         ("ends at", _tokens(bundle, manifest.eos_token_ids)),
         *_start_facts(bundle, manifest),
-        *_acceptance_facts(manifest),
+        *acceptance_facts(manifest),
         *_origin_facts(manifest),
         ("built for", ", ".join(f"{k} {v}" for k, v in manifest.device.items())),
         *_kernel_facts(manifest),
@@ -138,50 +140,6 @@ def _start_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("source", source),
         ("starts with", _tokens(bundle, manifest.decoder_start)),
     ]
-
-
-def quality_lines(manifest: Manifest) -> Iterator[str]:
-    """Yield what quantizing did to each model, and to how often a drafted token is right."""
-    for role, model in (("target", manifest.target), ("draft", manifest.draft)):
-        if model is not None:
-            yield from (f"{role} {name}: {value}" for name, value in _loss_facts(model))
-    yield from (f"{name}: {value}" for name, value in _acceptance_facts(manifest))
-
-
-def _loss_facts(model: ModelRecord) -> list[tuple[str, str]]:
-    """Return how far a model is from its checkpoint, and the bits that were chosen for it."""
-    facts = []
-    if model.quality is not None:
-        kl, top1, tokens = model.quality.kl, model.quality.top1, model.quality.tokens
-        told = (
-            f"KL divergence {kl:.4f} nats from the checkpoint, same likeliest token in "
-            f"{100 * top1:.1f} % of {tokens} positions"
-        )
-        facts.append(("quality", told))
-    elif model.precision == "stored":
-        facts.append(("quality", "codes and scales are those of the checkpoint"))
-    elif model.precision in ("fp16", "bf16"):
-        facts.append(("quality", "not measured; the recipe names no quality.calibration"))
-    if model.bits is not None:
-        raised = [part for part, name in model.bits.items() if name != "int4"]
-        told = f"{len(raised)} of {len(model.bits)} parts are int8, the others int4"
-        facts.append(("bits", "; ".join([told, *raised])))
-    if model.accepted:
-        shares = ", ".join(f"{share:.2f}" for share in model.accepted)
-        facts.append(("accepted", f"{shares} of the drafts, by position, on the calibration text"))
-    return facts
-
-
-def _acceptance_facts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return what quantizing did to how often a drafted token is right."""
-    shares = manifest.acceptance
-    if shares is None:
-        return []
-    told = (
-        f"the draft says the target's likeliest token in {100 * shares.after:.1f} % of positions, "
-        f"{100 * shares.before:.1f} % before quantizing"
-    )
-    return [("acceptance", told)]
 
 
 def _origin_facts(manifest: Manifest) -> list[tuple[str, str]]:
@@ -244,7 +202,7 @@ def _weight_facts(model: ModelRecord, verifies: bool) -> list[tuple[str, str]]:
     block += "" if model.symmetric else ", int4 with a zero besides"
     ends = f"; embedding {model.embedding}, head {model.head}"
     facts = [("  weights", f"{model.precision}{ends}{block}")]
-    facts += [(f"  {name}", value) for name, value in _loss_facts(model)]
+    facts += [(f"  {name}", value) for name, value in loss_facts(model)]
     if verifies and model.quantized:
         facts.append(
             ("  lossless", "the output is that of this quantized target in plain decoding")

@@ -184,7 +184,7 @@ class Request:
     caches: list[KVCache]
     """What the KV buffers of its slot hold of its text, the target's first."""
     source: Source | None = None
-    """What its text is of, where the target is conditioned."""
+    """What the encoder reads, where there is one."""
     readers: int = 1
     """How many of the engines read the source, the target first: all but a draft that is idle."""
     drafter: Drafter | None = None

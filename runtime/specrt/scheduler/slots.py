@@ -17,8 +17,8 @@ class Slot:
     """One row of the KV buffers of target and draft.
 
     The buffers hold a prefix of `tokens`, as long as each cache says; it stays when a request is
-    over, for the next that begins alike. So does the source that the text is of, where the engines
-    are conditioned: for a request of an equal source no encoder runs.
+    over, for the next that begins alike. So does the source that the text is of, if any: for a
+    request of an equal source no encoder runs.
     """
 
     def __init__(self, index: int, engines: Sequence[Engine]) -> None:
@@ -28,7 +28,7 @@ class Slot:
         self.caches = [KVCache(engine) for engine in engines]
         """What each model holds, the target first."""
         self.source: Source | None = None
-        """What the row was conditioned on; None where that is nothing, or not known."""
+        """What the encoder read for the row; None where it read nothing, or that is not known."""
         self.readers = 0
         """How many of the engines were, the target first."""
         self.salt = ""
@@ -53,7 +53,7 @@ class Slot:
             request.prefixes[self.index] = known
         return known
 
-    def conditioned(self, request: Request) -> bool:
+    def holds_source(self, request: Request) -> bool:
         """Return whether the row holds the source of a request, for all that read it.
 
         One that was read for a request of another salt counts as another.
@@ -67,20 +67,20 @@ class Slot:
 
         Those of its source count, which come before.
         """
-        if self.forgotten or not self.conditioned(request):
+        if self.forgotten or not self.holds_source(request):
             return 0
         return request.source_positions + min(self.caches[0].length, self.common(request))
 
     def soon(self, request: Request) -> int:
         """Return how many first tokens of a request its own one will have read soon."""
-        if not self.conditioned(request):
+        if not self.holds_source(request):
             return 0
         return request.source_positions + self.common(request)
 
     def may_give_way(self, request: Request) -> bool:
         """Tell whether its own request has made enough to be read again after another one."""
         again = self.caches[0].length - self.common(request)
-        if self.request is not None and not self.conditioned(request):
+        if self.request is not None and not self.holds_source(request):
             again += self.request.source_positions
         return again <= READ_AGAIN * (len(self.tokens) - self.begin)
 
@@ -90,7 +90,7 @@ class Slot:
         Returns how many tokens of its prompt, or of its source, are not read again.
         Raises: EngineError for a source that cannot be read.
         """
-        holds = holder.conditioned(request)
+        holds = holder.holds_source(request)
         most = min(holder.common(request), len(request.tokens) - 1) if holds else 0
         lengths = [min(cache.length, most) for cache in holder.caches]
         if holder is not self:
