@@ -67,7 +67,7 @@ class PromptReader:
             raise RequestError(
                 f"the prompt is of type {type(given).__name__}; expected text or token ids"
             )
-        tokens = [_token_id(token, self._last) for token in given]
+        tokens = self.token_ids(given)
         if not tokens:
             raise RequestError("the prompt has no tokens; give at least one")
         if len(tokens) > self.limit:
@@ -76,6 +76,13 @@ class PromptReader:
                 f"shorten the prompt, or build with a larger `{self._option}`"
             )
         return tokens
+
+    def token_ids(self, given: Iterable[object]) -> list[int]:
+        """Return token ids of any integer type as ints.
+
+        Raises: RequestError for one that is not in the vocabulary.
+        """
+        return [_token_id(token, self._last) for token in given]
 
     def start(self, prompt: Prompt, params: SamplingParams, *, parse_special: bool) -> TextStart:
         """Return what a prompt makes a text begin with.

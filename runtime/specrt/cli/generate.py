@@ -38,7 +38,6 @@ from specrt.loading import load
 from specrt.params import Gamma, SamplingParams
 from specrt.speculation.pool import Models
 from specrt.text.prompt_file import PromptRecord, decode_utf8, read_prompts, read_text
-from specrt.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specrt.cli.comparison import PlainComparison
@@ -171,7 +170,7 @@ def _read_as(
 ) -> Source:
     """Return prompts with another way to encode them, where they are messages or plain text."""
     if chat:
-        return _encoded(source, _chat_encoder(bundle, generator.tokenizer))
+        return _encoded(source, _chat_encoder(bundle, generator))
     if source == "" and generator.reader.continues:
         start = generator.tokenizer.encode("")
         print(
@@ -225,12 +224,13 @@ def _encoded(source: Source, encode: Encode) -> Source:
     return encode(source) if isinstance(source, str) else source
 
 
-def _chat_encoder(bundle: Path, tokenizer: Tokenizer) -> Encode:
+def _chat_encoder(bundle: Path, generator: Generator) -> Encode:
     """Return what encodes a user's message, rendered by the bundle's chat template."""
     from specrt.text.chat_template import read_template
 
     template = read_template(bundle)
-    return lambda text: tokenizer.encode(template.render([{"role": "user", "content": text}]))
+    read = generator.reader.tokens
+    return lambda text: read(template.render([{"role": "user", "content": text}]))
 
 
 def _check_place(bundle: Path) -> None:
@@ -370,15 +370,13 @@ def complete_file(
     Raises: RequestError for options that no prompt could have.
     """
     encode = source.encode or generator.reader.tokens
-    one = replace(params, n=1)
-    generator.stream([0], one, gamma=gamma, drafter=drafter)  # checks the options; runs nothing
+    # It checks the options, and runs nothing.
+    generator.stream([0], replace(params, n=1), gamma=gamma, drafter=drafter)
     encoded: dict[int, list[int]] = {}
     errors: dict[int, RequestError] = {}
     for number, prompt in enumerate(source.prompts):
         try:
-            ids = encode(prompt.text)
-            generator.stream(ids, one, gamma=gamma, drafter=drafter)
-            encoded[number] = ids
+            encoded[number] = encode(prompt.text)
         except RequestError as error:
             errors[number] = error
     results = generator.generate_each([*encoded.values()], params, gamma=gamma, drafter=drafter)

@@ -320,11 +320,7 @@ def model_routes(service: Service) -> APIRouter:
     @router.post("/detokenize")
     def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """Return the text of tokens."""
-        vocab = service.generator.models.target.geometry.vocab_size
-        wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise RequestError(f"token id {wrong} is not in the vocabulary of 0 to {vocab - 1}")
-        text = tokenizer.decode(body.tokens)
+        text = tokenizer.decode(service.generator.reader.token_ids(body.tokens))
         return {"prompt": text, "content": text}
 
     return router

@@ -90,16 +90,6 @@ def _place(error: Mapping[str, Any], given: Any) -> list[str]:
     return place
 
 
-_PASSED_ON = (
-    "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size", "ignore_eos",
-    "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "presence_penalty",
-    "frequency_penalty", "logit_bias", "temperature", "top_p", "seed", "verifier",
-    "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-    "bad_words_ids", "decoder_start",
-)  # fmt: skip
-"""Fields that are sampling parameters by the same name; None is their default there."""
-
-
 class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
 
@@ -249,7 +239,8 @@ class SamplingBody(Body):
         Raises: RequestError for a field that cannot be honoured.
         """
         self.refuse()
-        options = {name: getattr(self, name) for name in _PASSED_ON}
+        same = SamplingBody.model_fields.keys() & SamplingParams.__dataclass_fields__
+        options = {name: getattr(self, name) for name in same}
         options["temperature"] = 1.0 if self.temperature is None else self.temperature
         options |= self.constraint()
         options["stop"] = self.stops
