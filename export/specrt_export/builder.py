@@ -28,6 +28,7 @@ from specrt_export.check.drafting import measured_acceptance
 from specrt_export.check.measured_model import MeasuredModel, ModelTrials
 from specrt_export.check.model_parity import compare_with_model
 from specrt_export.check.quality import Likeliest, QualityGate, acceptance
+from specrt_export.check.template_trial import check_templates
 from specrt_export.checkpoint.checkpoint import linked
 from specrt_export.checkpoint.provenance import provenance_of
 from specrt_export.compile.compiler import KV_BYTES, CompiledModel, GraphSource, Progress
@@ -55,6 +56,7 @@ def build(plan: BuildPlan, progress: Progress = lambda stage, done: None) -> Non
         check_exporter()
     source = plan.fingerprint  # of what is there now: a file may change meanwhile
     check_plan(plan)
+    check_templates(plan.target.checkpoint)
     progress("read weights", 0.0)
     for model in plan.models:
         model.checkpoint.check_numbers()

@@ -1,11 +1,8 @@
-"""Chats become the text that templates make of them, and no template costs more than its bounds."""
+"""Chats become the text that templates make of them, and no template goes on for ever."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from tokenizers import models
 from specrt.errors import RequestError
 from specrt.text.chat_template import ChatTemplate, read_template
 from support.bundles import listed
-from support.chat_templates import KNOWN, TREES
+from support.chat_templates import KNOWN
 
 LLAMA = """
 {{- bos_token }}
@@ -81,38 +78,45 @@ def test_known_templates_render_as_in_transformers(name: str) -> None:
             assert [template.render(talk, add_generation_prompt=prompted)] == expected[0]
 
 
-ATTACK = """
-import json, resource, sys
-from specrt.text.chat_template import ChatTemplate
-from specrt.errors import RequestError
-from support.chat_templates import HOSTILE
-ChatTemplate("{{ 1 }}", {}).render([])
-most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + (400 << 20)
-resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
-for word, sources in HOSTILE.items():
-    for source in sources:
-        try:
+DOUBLED = "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = "
+LIMITED = {
+    "takes more than 0.05 seconds": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ ([range(99999)] * 9999) | map('join') | list }}",
+        "{% for a in [1] recursive %}{{ loop(range(9999)) if loop.depth < 9 }}{% endfor %}",
+    ),
+    "more than 1049088 characters": (
+        "{{ 'x' * 10 ** 10 }}", "{{ 10 ** 10 * [1] }}", "{{ 'x' | center(9999999) | length }}",
+        "{% for i in range(9999) %}" + "x" * 9999 + "{% endfor %}",
+        *(f"{DOUBLED}{twice} %}}{{% endfor %}}" for twice in (
+            "ns.x ~ ns.x", "ns.x + ns.x", "[ns.x, ns.x] | join", "'%s%s' % (ns.x, ns.x)",
+            "'{0}{0}'.format(ns.x)", "([ns.x] + [ns.x]) | string",
+        )),
+        DOUBLED + "ns.x %}{% set x %}{{ ns.x * 2 }}{% endset %}{% set ns.x = x %}{% endfor %}",
+    ),
+    "64 bits": (
+        "{{ 10 ** 10 ** 10 }}", "{{ 7 ** 10 ** 9 }}",
+        DOUBLED.replace("'x'", "3") + "ns.x * ns.x %}{% endfor %}",
+    ),
+    "autoescape": ("{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",),
+    "unsafe": ("{{ messages[0].content.encode() }}",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", LIMITED)
+def test_templates_that_go_on_or_make_too_much_are_refused(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if word.endswith("seconds"):
+        monkeypatch.setattr("specrt.text.template_sandbox.MOST_SECONDS", 0.05)
+    for source in LIMITED[word]:
+        with pytest.raises(RequestError, match=word):
             ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
-            said = "nothing"
-        except RequestError as error:
-            said = str(error)
-        if word not in said:
-            print(json.dumps([word, source[:200], said]))
-"""
-
-
-def test_templates_that_would_take_all_time_or_memory_are_refused() -> None:
-    homes = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", ATTACK], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": homes},
-    )  # fmt: skip
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 def test_bounds_grow_with_the_messages() -> None:
-    """A conversation of any length is rendered; each thread has a budget of its own."""
+    """A conversation of any length is rendered; each thread has limits of its own."""
     source = (
         "{% for m in messages %}{% for n in messages[:3] %}{{ m.content }}{% endfor %}{% endfor %}"
     )
@@ -123,13 +127,9 @@ def test_bounds_grow_with_the_messages() -> None:
         assert {*pool.map(template.render, [TALK] * 8)} == {template.render(TALK)}
 
 
-def test_values_are_looked_at_no_further_than_they_are_paid_for() -> None:
-    assert ChatTemplate(TREES + "{{ (ns.a, 'x') | last }}", {}).render([]) == "x"
-    nested: object = "x"
-    for _ in range(5000):
-        nested = [nested]
-    with pytest.raises(RequestError, match="more than 64 deep"):
-        ChatTemplate("x", {}).render([{"role": "user", "content": nested}])
+def test_values_of_a_filter_come_in_any_order() -> None:
+    template = ChatTemplate("{{ messages[0].content | replace(new='o', old='i') }}", {})
+    assert template.render([{"role": "user", "content": "hi"}]) == "ho"
 
 
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"

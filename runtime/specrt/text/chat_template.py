@@ -34,8 +34,9 @@ MOST_OUTPUT = 1 << 20
 MOST_CONFIG = 1 << 23
 """Bytes of a `tokenizer_config.json`."""
 
-_STEPS, _STEPS_PER_MESSAGE, _PASSES, _COPIES = 10**6, 10**3, 32, 64
-"""What a render may take: without messages, for each, and for each element they weigh."""
+_COPIES, _UNIT, _DEEPEST = 64, 16, 64
+"""Characters more for each element of the messages and each so many characters in them, and the
+levels that they may be nested."""
 
 _LONGEST = 200
 """Characters of a template's own words in an error."""
@@ -58,13 +59,12 @@ class ChatTemplate:
         self, source: str, special: dict[str, str], *, tool_use: str | None = None
     ) -> None:
         """Prepare a template; `tool_use` is the one for conversations with tools, if another."""
-        from specrt.text.template_sandbox import Sandbox
+        from specrt.text.template_sandbox import Sandbox, TemplateLimitError
 
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special)
         if len(source) > MOST_SOURCE:
-            raise RequestError(
-                f"the bundle's chat template has {len(source)} characters; expected up to "
-                f"{MOST_SOURCE}: shorten it in the checkpoint and build the bundle again"
+            raise TemplateLimitError(
+                f"has {len(source)} characters, more than the {MOST_SOURCE} that one may have"
             )
         functions: dict[str, Callable[..., Any]] = {
             "tojson": _tojson,
@@ -123,10 +123,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> ChatPrompt:
-        given = _weight(messages, tools)
-        self._sandbox.budget.grant(_STEPS + _STEPS_PER_MESSAGE * len(messages) + _PASSES * given)
-        most = left = MOST_OUTPUT + _COPIES * given
+        from specrt.text.template_sandbox import TemplateLimitError
+
+        self._sandbox.limits.begin(MOST_OUTPUT + _COPIES * _elements([messages, tools]))
         pieces: list[str] = []
+        written = 0
         try:
             for piece in self._template.generate(
                 messages=traced(messages),
@@ -136,11 +137,12 @@ class ChatTemplate:
                 **self._special,
             ):
                 pieces.append(piece)
-                left -= len(piece)
-                if left < 0:
-                    raise _too_much(most)
+                written += len(piece)
+                self._sandbox.limits.check_length(written)
         except SpecrtError:
             raise
+        except MemoryError as error:
+            raise TemplateLimitError("takes more memory than there is") from error
         except Exception as error:  # a template is a program, and may fail like one
             raise RequestError(f"the chat template refused the messages: {_line(error)}") from error
         return ChatPrompt(pieces, self._literals)
@@ -162,7 +164,7 @@ def read_template(bundle: str | Path, source: str | None = None) -> ChatTemplate
         if name in manifest.files
     }
     config = _config(folder / TOKENIZER_CONFIG, texts.get(TOKENIZER_CONFIG, "{}"))
-    special = _special_tokens(config)
+    special = special_tokens(config)
     if source is not None:
         return ChatTemplate(source, special)
     source = texts.get(CHAT_TEMPLATE, config.get("chat_template"))
@@ -186,7 +188,7 @@ def read_template(bundle: str | Path, source: str | None = None) -> ChatTemplate
     return ChatTemplate(source, special, tool_use=tool_use)
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Return the special tokens that templates know by name."""
     extra = config.get("extra_special_tokens")
     known = {**extra, **config} if isinstance(extra, dict) else config
@@ -247,27 +249,21 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _weight(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> int:
-    """Return what messages and tools weigh.
+def _elements(value: Any, levels: int = _DEEPEST) -> int:
+    """Return how many elements messages and tools have, their texts with them.
 
     Raises: RequestError for what is nested so deeply that Python cannot copy it.
     """
-    from specrt.text.template_sandbox import DEEPEST, weight
-
-    try:
-        return weight([messages, tools])
-    except RequestError:
+    if isinstance(value, str):
+        return 1 + len(value) // _UNIT
+    if levels == 0:
         raise RequestError(
-            f"the messages or the tools hold lists and objects more than {DEEPEST} deep; expected "
+            f"the messages or the tools hold lists and objects more than {_DEEPEST} deep; expected "
             "fewer levels: nest calls, or the parameters of tools, less"
-        ) from None
-
-
-def _too_much(most: int) -> RequestError:
-    return RequestError(
-        f"the chat template writes more than {most} characters; expected the messages and a little "
-        "between them: correct it in the checkpoint and build the bundle again"
-    )
+        )
+    parts = [*value, *value.values()] if isinstance(value, Mapping) else value
+    inner = parts if isinstance(parts, (list, tuple)) else ()
+    return 1 + sum([_elements(part, levels - 1) for part in inner])
 
 
 def _refuse(message: Any) -> NoReturn:
