@@ -123,7 +123,7 @@ test-install: wheel ## install the wheels in bare chroots of Debian (root, deboo
 
 lint: $(VENV)/.export $(VENV)/.test ## check formatting, style and types
 	@$(BIN)/ruff format -q --check . && $(BIN)/ruff check -q . && $(BIN)/mypy
-	@find runtime/cpp tests/cpp examples/cpp benchmarks/embedding.c -name '*.[ch]' -o -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run -Werror
+	@find runtime/cpp tests/cpp examples/cpp -name '*.[ch]' -o -name '*.[ch]pp' | xargs $(BIN)/clang-format --dry-run -Werror
 
 check: lint test ## lint and test
 
