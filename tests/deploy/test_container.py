@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -24,9 +23,6 @@ from support.rows import packed
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 MANIFEST: Any = yaml.safe_load((ROOT / "deploy" / "kserve.yaml").read_text())
-CRD = os.environ.get("KSERVE_CRD", "")
-"""KServe's own definition: config/crd/full/serving.kserve.io_inferenceservices.yaml."""
-
 FIELDS = {
     "predictor": {
         "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout", "containers",
@@ -125,43 +121,3 @@ def test_the_probes_are_answered_without_a_key(tokenizer: Tokenizer) -> None:
     paths += re.findall(r"127\.0\.0\.1:8080(/\w+)", DOCKERFILE)
     with serving(rows(packed, 1, tokenizer), api_keys=("k",)) as live:
         assert all(live.http.get(path).status_code == 200 for path in paths)
-
-
-@pytest.mark.skipif(not CRD, reason="KSERVE_CRD names no file of KServe's definition")
-def test_the_manifest_is_valid_by_kserves_own_schema() -> None:
-    (definition,) = yaml.load_all(Path(CRD).read_text(), yaml.CSafeLoader)
-    (version,) = [v for v in definition["spec"]["versions"] if v["name"] == "v1beta1"]
-    assert [*faults(MANIFEST, version["schema"]["openAPIV3Schema"])] == []
-    wrong = json.loads(json.dumps(MANIFEST))
-    wrong["spec"]["predictor"]["minReplica"] = wrong["spec"]["predictor"].pop("minReplicas")
-    wrong["spec"]["predictor"]["timeout"] = "600"
-    assert len([*faults(wrong, version["schema"]["openAPIV3Schema"])]) == 2
-
-
-def faults(given: Any, schema: Any, where: str = "") -> list[str]:
-    """Check types, required and unknown fields, and choices, as Kubernetes does."""
-    if schema.get("x-kubernetes-int-or-string"):
-        return [] if isinstance(given, (int, str)) else [f"{where}: {given!r}"]
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool,
-             "number": (int, float)}  # fmt: skip
-    kind = schema.get("type")
-    if kind and (not isinstance(given, kinds[kind]) or (kind == "integer" and given is True)):
-        return [f"{where}: {given!r} is no {kind}"]
-    if "enum" in schema and given not in schema["enum"]:
-        return [f"{where}: {given!r} is none of {schema['enum']}"]
-    if isinstance(given, list):
-        return [
-            f for n, one in enumerate(given) for f in faults(one, schema["items"], f"{where}[{n}]")
-        ]
-    if not isinstance(given, dict):
-        return []
-    found = [f"{where}: {key} is missing" for key in schema.get("required", ()) if key not in given]
-    properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
-    for key, value in given.items():
-        if key in properties:
-            found += faults(value, properties[key], f"{where}.{key}")
-        elif isinstance(rest, dict):
-            found += faults(value, rest, f"{where}.{key}")
-        elif properties and not schema.get("x-kubernetes-preserve-unknown-fields"):
-            found.append(f"{where}: {key} is unknown")
-    return found

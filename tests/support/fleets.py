@@ -91,12 +91,12 @@ def client_of(url: str) -> openai.OpenAI:
     return client
 
 
-def complete(url: str, prompt: str, tokens: int = 4) -> tuple[str, str]:
-    """Return a short completion, and the header that names its replica."""
-    raw = client_of(url).completions.with_raw_response.create(
-        model="codelet", prompt=prompt, max_tokens=tokens, temperature=0
+def complete(url: str, prompt: str) -> str:
+    """Return a short completion."""
+    made = client_of(url).completions.create(
+        model="codelet", prompt=prompt, max_tokens=4, temperature=0
     )
-    return raw.parse().choices[0].text, raw.headers.get("x-specrt-replica", "")
+    return made.choices[0].text
 
 
 class Watched(threading.Thread):
@@ -128,15 +128,12 @@ class Watched(threading.Thread):
             self.error = error
 
 
-def lose(
-    pid: int, streams: Sequence[Watched], begun: int | None = None
-) -> tuple[list[Watched], list[Watched]]:
+def lose(pid: int, streams: Sequence[Watched], begun: int) -> tuple[list[Watched], list[Watched]]:
     """Kill a process in the middle of streams; return those that ended whole, and the others.
 
-    So many streams, all when None, have begun by then; others wait for the row of their server.
+    So many streams have begun by then; others wait for the row of their server.
     """
-    wanted = len(streams) if begun is None else begun
-    until(lambda: sum(s.chunks > 5 for s in streams) >= wanted, 60, lambda: _state(streams))
+    until(lambda: sum(s.chunks > 5 for s in streams) >= begun, 60, lambda: _state(streams))
     os.kill(pid, signal.SIGKILL)
     for stream in streams:
         stream.join(120)
