@@ -46,8 +46,9 @@ def rows(kind: str, count: int = BATCH) -> str:
     return f"{precision} {count} {contrib}".strip()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "few"), [*((kind, False) for kind in KINDS), ("fp32 contrib", True)]
+)
 def test_rows_are_what_they_are_alone(
     kind: str, few: bool, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,10 +132,11 @@ def test_buffers_of_another_shape_say_what_to_do(opener: Opener) -> None:
             opener(name, max_length=MAX_LENGTH + 20)
 
 
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", KINDS[::3])
 def test_a_pass_interrupted_anywhere_harms_none_that_follows(
-    kind: str, first: bool, opener: Opener
+    kind: str, first: bool, step: int, opener: Opener
 ) -> None:
     """The first one, and one whose scores outgrow those before."""
     one, text = opener(rows(kind, 1)), text_of(0, 12)
@@ -145,7 +147,7 @@ def test_a_pass_interrupted_anywhere_harms_none_that_follows(
         engine = opener(rows(kind))
         if not first:
             engine.forward_rows([Feed(0, text[:3], 0, 1)])
-        lines += 1
+        lines += step
         interrupted = _interrupted(lambda: engine.forward_rows([Feed(1, text, 0, 9)]), lines)  # noqa: B023
         for count in (5, 12):
             (found,) = engine.forward_rows([Feed(2, text[:count], 0, count)])

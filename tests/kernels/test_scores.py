@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ def hold(both: list[Any], logits: NDArray[np.float32]) -> None:
     np.testing.assert_allclose(confidence[numbers], expected, rtol=bound)
 
 
+@settings(max_examples=30)
 @given(LOGITS)
 def test_the_best_is_the_first_of_the_largest_and_never_an_infinite_item(
     both: list[Any], logits: NDArray[np.float32]
@@ -76,12 +77,11 @@ def test_long_rows_have_the_same_scores_in_any_company(both: list[Any], vocabula
             np.testing.assert_array_equal(one, all_[:, row : row + 1])
 
 
-def test_no_rows_have_no_scores(both: list[Any]) -> None:
-    argmax, confidence = both[0].run(None, {"logits": np.zeros((1, 0, 64), np.float32)})
-    assert argmax.shape == confidence.shape == (1, 0)
-
-
-def test_rows_of_no_logits_have_no_best(both: list[Any]) -> None:
-    argmax, confidence = both[0].run(None, {"logits": np.zeros((1, 50, 0), np.float32)})
+@pytest.mark.parametrize("shape", [(1, 0, 64), (1, 50, 0)])
+def test_no_rows_have_no_scores_and_rows_of_no_logits_no_best(
+    both: list[Any], shape: tuple[int, ...]
+) -> None:
+    argmax, confidence = both[0].run(None, {"logits": np.zeros(shape, np.float32)})
+    assert argmax.shape == confidence.shape == shape[:2]
     assert (argmax == -1).all()
     assert np.isnan(confidence).all()

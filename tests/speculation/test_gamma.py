@@ -6,6 +6,7 @@ from functools import cache
 from itertools import pairwise
 from math import exp
 from statistics import mean
+from typing import Any
 
 import pytest
 import replay_gamma
@@ -26,12 +27,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.speculation.auto_gamma import AutoGamma
+from specrt.speculation.compiled_gamma import auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.gamma import BuiltGamma, DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.round import Round
 from speculation.support import Script
 
 INT8 = MACHINES["206 M int8"]
+AUTO: Any = auto_factory().policy
+"""The one that decides here: compiled, or Python's, which comes to the same."""
 traces = cache(all_traces)
 
 
@@ -39,7 +43,7 @@ def one_of(family: str) -> Trace:
     return traces()[family][len(traces()[family]) // 2]
 
 
-def regret(trace: Trace, policy: type[AutoGamma] = AutoGamma) -> float:
+def regret(trace: Trace, policy: Any = AUTO) -> float:
     """Return how far a policy falls behind the best fixed gamma."""
     return 1 - ride(*replay_gamma.start(policy, trace)).rate() / best_fixed(trace)
 
@@ -55,7 +59,7 @@ def test_auto_falls_behind_the_best_fixed_gamma_by_little(family: str, every: bo
 @pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.nightly)])
 def test_after_500_tokens_wrong_costs_are_found_out(step: int) -> None:
     for trace in (*traces()["wrong shape"][::step], *traces()["untuned"][::step]):
-        done = ride(AutoGamma(trace.known, LARGEST), trace)
+        done = ride(AUTO(trace.known, LARGEST), trace)
         assert done.rate(500) >= 0.95 * best_fixed(trace, 500), trace.name
 
 
@@ -63,19 +67,19 @@ def test_without_costs_the_first_tokens_are_hardly_slower() -> None:
     """The first pass of each engine sets the scale, so that passes compare from then on."""
     shares = []
     for trace in traces()["untuned"][::4]:
-        done = [ride(AutoGamma(c, LARGEST), trace).rate(0, 128) for c in (trace.known, trace.costs)]
+        done = [ride(AUTO(c, LARGEST), trace).rate(0, 128) for c in (trace.known, trace.costs)]
         shares.append(done[0] / done[1])
     assert mean(shares) > 0.96
 
 
 def test_a_draft_tuned_as_if_it_never_paid_is_tried_all_the_same() -> None:
     trace = Trace("", steady(0.9, 3000, 1), INT8, tuned=INT8.scaled(draft=1e9))
-    assert ride(AutoGamma(trace.known, LARGEST), trace).rate(1000) >= 0.95 * best_fixed(trace, 1000)
+    assert ride(AUTO(trace.known, LARGEST), trace).rate(1000) >= 0.95 * best_fixed(trace, 1000)
 
 
 def test_the_first_tokens_of_a_first_text_are_hardly_slower_than_at_the_best_fixed_gamma() -> None:
     """A long draft that was never timed costs a pass a token, and is not tried for nothing."""
-    found = [replay_gamma.short_regrets([AutoGamma], trace)[0] for trace in traces()["recorded"]]
+    found = [replay_gamma.short_regrets([AUTO], trace)[0] for trace in traces()["recorded"]]
     assert mean(found) < 0.01
 
 
@@ -118,7 +122,7 @@ def test_one_pass_held_up_does_not_flip_it() -> None:
     jitter = [1.0] * 20000
     jitter[1001] = 100.0
     trace = Trace("held up", steady(0.7, 3000, 1), INT8, jitter=jitter)
-    done = ride(AutoGamma(INT8, LARGEST), trace)
+    done = ride(AUTO(INT8, LARGEST), trace)
     assert [r.drafted for r in done.rounds[501:560]].count(0) <= 2
 
 
