@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from pathlib import Path
 
@@ -116,24 +115,19 @@ def test_traces_of_another_run_are_not_added_to(
     assert contents(traces) == before
 
 
-def test_other_prompts_are_refused(
+def test_other_prompts_and_folders_of_something_else_are_refused(
     pair: Path, traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"prompt": "t9 t9"}) + "\n", encoding="utf-8")
-    lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    other.write_text("".join([*lines[1:], *lines[:1]]), encoding="utf-8")
+    other, place = tmp_path / "other.jsonl", tmp_path / "place"
+    first, *rest = (pair / "prompts.jsonl").read_text("utf-8").splitlines(keepends=True)
+    other.write_text("".join([*rest, first]), encoding="utf-8")
+    place.mkdir()
+    (place / "letter").write_text("dear", encoding="utf-8")
     assert collect(pair, traces, "--prompts", str(other)) == 2
     assert "other prompts" in capsys.readouterr().err
-
-
-def test_a_folder_of_something_else_is_left_alone(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "letter").write_text("dear", encoding="utf-8")
-    assert collect(pair, tmp_path) == 2
+    assert collect(pair, place) == 2
     assert "holds no traces" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+    assert [path.name for path in place.iterdir()] == ["letter"]
 
 
 def copied(traces: Path, to: Path) -> Path:

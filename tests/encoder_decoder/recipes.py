@@ -20,7 +20,7 @@ SPECIAL = 8
 """Ids before the printable characters, the end token of every family among them."""
 MAX_LENGTH, MAX_SOURCE = 200, 180
 """Beyond the 128 positions that relative biases tell apart."""
-ENDS = {"t5": 1, "t5_untied": 1, "umt5": 1}
+ENDS = {"t5": 1, "t5_even": 1, "t5_untied": 1, "umt5": 1}
 
 RECIPE = """
 name = "{name}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import specrt
 from encoder_decoder.recipes import QUALITY, save_speech, save_texts, write_recipe
 from portable.zoo import exported
+from shared import nightly_but
 from specrt.bundle import Bundle
 from specrt.errors import BuildError
 from specrt.params import SamplingParams
@@ -67,12 +68,11 @@ def sources_of(graph: Path, count: int, seed: int = 1) -> list[NDArray[Any]]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "t5", "bart", "whisper", "whisper_draft",
-        *(pytest.param(n, marks=pytest.mark.nightly)
-          for n in ("umt5", "mbart", "marian_apart", "t5_untied")),
-    ],
-)  # fmt: skip
+    nightly_but(
+        ["t5", "whisper", "whisper_draft"],
+        ["t5", "bart", "whisper", "whisper_draft", "umt5", "mbart", "marian_apart", "t5_untied"],
+    ),
+)
 def test_segments_compute_what_the_three_graphs_do(name: str) -> None:
     graph, folder = exported(name).source
     model = whole_graph(graph)

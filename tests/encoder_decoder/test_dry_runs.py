@@ -24,12 +24,13 @@ pytestmark = pytest.mark.export
 Built = Callable[..., Path]
 
 BUNDLES = [
-    ("t5",), ("bart",), ("marian",), ("m2m_100",), ("whisper",), ("t5", "t5"), ("bart", "mbart"),
-    ("whisper", "whisper_draft"), ("t5", "t5", "int8"), ("bart", "int8"),
-    ("whisper", "whisper_draft", "int8"),
+    ("bart",), ("marian",), ("m2m_100",), ("t5", "t5"), ("bart", "mbart"),
+    ("whisper", "whisper_draft"), ("bart", "int8"), ("whisper", "whisper_draft", "int8"),
     *(
         pytest.param(names, marks=pytest.mark.nightly)
-        for names in (("t5_untied", "int4"), ("umt5", "int4"), ("marian_apart", "int8"))
+        for names in (
+            ("t5", "t5", "int8"), ("t5_untied", "int4"), ("umt5", "int4"), ("marian_apart", "int8"),
+        )
     ),
 ]  # fmt: skip
 

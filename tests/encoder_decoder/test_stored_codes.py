@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 
 import specrt
 from encoder_decoder.recipes import held_bytes, write_recipe
+from portable.zoo import BARE, exported
 from specrt.bundle import Bundle
 from specrt.params import SamplingParams
 from specrt_export.check.equivalence import Reference
@@ -26,7 +28,7 @@ LAYERS = ("_proj.weight", ".fc1.weight", ".fc2.weight")
 
 
 def quantized_recipe(folder: Path, name: str, format_: Format) -> Recipe:
-    """Write the recipe of a checkpoint whose layers are in codes; its graphs are exported."""
+    """Write the recipe of a checkpoint whose layers are in codes, with graphs without weights."""
     recipe = write_recipe(folder, [name], max_length=64)
     target, rng = folder / "target", np.random.default_rng(0)
     tensors: Tensors = {}
@@ -41,8 +43,11 @@ def quantized_recipe(folder: Path, name: str, format_: Format) -> Recipe:
     config = json.loads((target / "config.json").read_text("utf-8"))
     config["quantization_config"] = format_.config
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    text = recipe.path.read_text("utf-8").replace('graph = "target.onnx"', "")
-    recipe.path.write_text(text.replace('precision = "fp32"', ""), encoding="utf-8")
+    bare = exported(name + BARE).graph
+    for path in bare.parent.glob("*.onnx"):
+        shutil.copyfile(path, folder / path.name.replace("graph", "target"))
+    text = recipe.path.read_text("utf-8").replace('precision = "fp32"', "")
+    recipe.path.write_text(text, encoding="utf-8")
     return read_recipe(recipe.path)
 
 

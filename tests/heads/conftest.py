@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.heads.eagle3_format import Head, read_head
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 
@@ -158,9 +156,3 @@ def bundle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe.write_text(RECIPE.format(target=target, head=head), encoding="utf-8")
     build(read_recipe(recipe), folder / "bundle")
     return folder / "bundle"
-
-
-@pytest.fixture(scope="session")
-def head(bundle: Path, target: Path) -> Head:
-    """The checkpoint that the bundle's head is from."""
-    return read_head(Checkpoint.open(bundle.parent / "head"), Checkpoint.open(target))

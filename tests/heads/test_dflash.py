@@ -21,15 +21,14 @@ from heads.blocks import (
     save_block_head,
 )
 from heads.conftest import INPUTS, RECIPE, VOCABULARY, WIDTH
+from heads.test_eagle3 import exported, rms, rotated
 from shared import nightly_but
 from specrt.errors import CheckpointError, ExportError, SpecrtError
 from specrt_export.check.block_equivalence import check_block_head, run_block
-from specrt_export.checkpoint.checkpoint import Checkpoint, linked
+from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.dflash_format import BlockHead
 from specrt_export.heads.dflash_module import load_block_head
-from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head, read_head
-from specrt_export.portable.exporter import export_head
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 
@@ -38,24 +37,6 @@ def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHea
     head = read_head(Checkpoint.open(folder), Checkpoint.open(target), layers)
     assert isinstance(head, BlockHead)
     return head
-
-
-def exported(head: BlockHead, folder: Path) -> tuple[Path, Path]:
-    """Export a head; return its graph and the folder of its weights."""
-    checkpoint = linked(head.checkpoint, own_weights(head), folder / "weights")
-    return export_head(head, checkpoint, folder / "head.onnx", 64).path, folder / "weights"
-
-
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Turn heads [S, heads, D] by their positions."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x))[:, None] / 10000 ** (torch.arange(half) / half)
-    cos, sin = (t.repeat(1, 2)[:, None] for t in (angles.cos(), angles.sin()))
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
 
 def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor:
@@ -228,21 +209,20 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["hidden_norm.weight", "layers.1.self_attn.q_norm.weight", "layers.0.mlp.up_proj.weight"],
+    ("name", "held", "message"),
+    [
+        ("hidden_norm.weight", False, "is nothing"),
+        ("layers.1.self_attn.q_norm.weight", False, "is nothing"),
+        ("layers.0.self_attn.q_proj.bias", True, "which no block head"),
+        ("layers.two.norm.weight", True, "which no block head"),
+    ],
 )
-def test_weights_that_are_missing_are_refused(tmp_path: Path, target: Path, name: str) -> None:
-    weights = {n: t for n, t in random_weights().items() if n != name}
-    with pytest.raises(CheckpointError, match=f"{name} is nothing"):
-        opened(save_block_head(tmp_path / "head", weights=weights), target)
-
-
-@pytest.mark.parametrize("name", ["layers.0.self_attn.q_proj.bias", "layers.two.norm.weight"])
-def test_weights_that_nothing_would_read_are_refused(
-    tmp_path: Path, target: Path, name: str
+def test_weights_that_are_missing_or_that_nothing_reads_are_refused(
+    tmp_path: Path, target: Path, name: str, held: bool, message: str
 ) -> None:
-    weights = random_weights() | {name: torch.zeros(WIDTH)}
-    with pytest.raises(CheckpointError, match=f"holds {name}, which no block head"):
+    weights = {n: t for n, t in random_weights().items() if n != name}
+    weights |= {name: torch.zeros(WIDTH)} if held else {}
+    with pytest.raises(CheckpointError, match=rf"{name}\W+{message}"):
         opened(save_block_head(tmp_path / "head", weights=weights), target)
 
 
@@ -252,29 +232,26 @@ def test_a_head_is_known_by_its_weights_too(tmp_path: Path, target: Path) -> Non
     assert opened(folder, target).config.drafts == BLOCK - 1
 
 
-def test_buffers_in_which_no_block_fits_are_refused(tmp_path: Path, target: Path) -> None:
-    text = RECIPE.format(target=target, head=save_block_head(tmp_path / "head"))
-    text = (
-        text.replace("= 160", f"= {BLOCK}").replace("= 12", "= 4").replace("3, 4, 5, 6, 7, 8", "3")
-    )
-    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(SpecrtError, match=f"max_length is {BLOCK}.*expected {BLOCK + 1} or more"):
-        build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
-    assert not (tmp_path / "bundle").exists()
-
-
 @pytest.mark.parametrize(
-    ("backend", "message"),
+    ("changes", "message"),
     [
-        ("tensorrt-rtx", "tensorrt-rtx runs no dflash heads yet"),
-        ("tensorrt", "tensorrt runs no dflash heads yet"),
+        (
+            {"= 160": f"= {BLOCK}", "= 12": "= 4", "3, 4, 5, 6, 7, 8": "3"},
+            f"max_length is {BLOCK}.*expected {BLOCK + 1} or more",
+        ),
+        *(
+            ({"[engine]": f'[engine]\nbackend = "{name}"', "batch = 2": ""},
+             f"{name} runs no dflash heads yet")
+            for name in ("tensorrt", "tensorrt-rtx")
+        ),
     ],
-)
-def test_other_backends_refuse_block_heads_by_name(
-    tmp_path: Path, target: Path, backend: str, message: str
+)  # fmt: skip
+def test_recipes_that_no_block_head_can_have(
+    tmp_path: Path, target: Path, changes: dict[str, str], message: str
 ) -> None:
     text = RECIPE.format(target=target, head=save_block_head(tmp_path / "head"))
-    text = text.replace("[engine]", f'[engine]\nbackend = "{backend}"').replace("batch = 2", "")
+    for old, new in changes.items():
+        text = text.replace(old, new)
     (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
     with pytest.raises(SpecrtError, match=message):
         build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")

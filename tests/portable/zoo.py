@@ -8,6 +8,7 @@ import shutil
 import sys
 import tarfile
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,6 +169,14 @@ ODD: dict[str, dict[str, Any]] = {
 """The same in sizes that nothing divides: 80 holds blocks of 16 only, 100 none, and no size of a
 head, of a vocabulary or of a gate is a multiple of 16. Gates have biases, or other functions."""
 
+OTHERS = {
+    "align-target": "align.conftest:save_target",
+    "align-draft": "align.conftest:save_draft",
+    "coded-llama": "support.quantized_folders:save_model",
+    **{f"gguf-{kind}": "support.gguf_files:save_model" for kind in ("llama", "qwen3", "gemma3")},
+}
+"""Models of other folders of tests, and what writes their checkpoints."""
+
 BARE = "-bare"
 """Ends the name of an architecture whose graph has no weights yet."""
 
@@ -273,6 +282,10 @@ def save_checkpoint(name: str, folder: Path) -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    if name in OTHERS:
+        module, _, function = OTHERS[name].partition(":")
+        getattr(import_module(module), function)(folder, name.partition("-")[2])
+        return
     base, _, sizes_of = name.partition("-")
     if base in ENCODER_DECODERS:
         save_encoder_decoder(base, folder)

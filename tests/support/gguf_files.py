@@ -190,13 +190,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
 
 
-def made(name: str) -> Any:
+def made(name: str, **more: Any) -> Any:
     """Return a random model; its norms and biases are random, too."""
     import torch
     import transformers
 
     kind, changes = MODELS[name]
-    config = getattr(transformers, kind)(**{**_BASE, **changes})
+    config = getattr(transformers, kind)(**{**_BASE, **changes, **more})
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -204,6 +204,18 @@ def made(name: str) -> Any:
             if parameter.ndim == 1:
                 parameter.add_(0.2 * torch.randn(parameter.shape))
     return model.eval()
+
+
+def wide(name: str) -> Any:
+    """Return a random model with rows of 256, as K-quants want."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+    scalar = {"query_pre_attn_scalar": 64} if name.startswith("gemma") else {}
+    return made(name, **sizes, **scalar)
+
+
+def save_model(folder: Path, name: str) -> None:
+    """Write the checkpoint of a model with rows of 256."""
+    wide(name).save_pretrained(folder)
 
 
 def described(model: Any) -> dict[str, Any]:

@@ -344,17 +344,17 @@ gamma = 3
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
 
 
+def save_model(folder: Path, kind: str) -> None:
+    """Write the checkpoint of a model in floats."""
+    gguf_files.made(kind, **WIDE).save_pretrained(folder)
+
+
 def write_folder(
     folder: Path, format_: Format, *, kind: str = "llama",
     floats: Callable[[str], bool] | None = None, seed: int = 0, **changes: Any,
 ) -> Written:  # fmt: skip
     """Write a random model; of the layers for which `floats` says so, the weights are bf16."""
-    import pytest
-
-    with pytest.MonkeyPatch.context() as patch:
-        base = gguf_files.MODELS[kind]
-        patch.setitem(gguf_files.MODELS, kind, (base[0], {**base[1], **WIDE, **changes}))
-        model = gguf_files.made(kind)
+    model = gguf_files.made(kind, **{**WIDE, **changes})
     folder.mkdir(parents=True, exist_ok=True)
     byte_level(folder)
     rng = np.random.default_rng(seed)
