@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lower.lowering import Case, Lowering, lowered
-from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, architectures
+from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, architectures, matrix
 from quantize.graphs import FORMATS, in_codes
 from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError
@@ -77,9 +77,9 @@ class Graph:
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    "name", architectures(*MODELS, *NEIGHBOURS, *(f"{name}-odd" for name in ODD))
+    ("name", "precision"),
+    matrix([*MODELS, *NEIGHBOURS, *(f"{name}-odd" for name in ODD)], PRECISIONS, ["int8"]),
 )
 def test_a_row_has_the_same_bits_at_every_width_and_in_company(
     exported: Callable[[str], Exported], tmp_path: Path, name: str, precision: str

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lower.lowering import LOWERINGS, Case, Lowering, lowered
 from lower.test_half import stays_on_device
-from portable.zoo import MODELS, NEIGHBOURS, ODD, WIDE, Exported, architectures
+from portable.zoo import MODELS, NEIGHBOURS, ODD, WIDE, Exported, architectures, matrix
 from specrt.errors import BuildError
 from specrt_export.lower.canonical import split_heads
 from specrt_export.lower.lazy_tensor import (
@@ -84,8 +84,10 @@ def lower(exported: Callable[[str], Exported], tmp_path: Path) -> Callable[[str,
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("how", ALL)
-@pytest.mark.parametrize("name", architectures(*MODELS, *(f"{name}-wide" for name in WIDE)))
+@pytest.mark.parametrize(
+    ("name", "how"),
+    matrix([*MODELS, *(f"{name}-wide" for name in WIDE)], ALL, ("cpu", "tensorrt")),
+)
 def test_every_architecture_means_the_same(
     lower: Callable[[str, str], Case], name: str, how: str
 ) -> None:
@@ -183,8 +185,7 @@ def test_a_tied_table_is_stored_once(lower: Callable[[str, str], Case], how: str
 
 
 @pytest.mark.export
-@pytest.mark.parametrize("how", ALL)
-@pytest.mark.parametrize("name", architectures("gpt2", "phi3"))
+@pytest.mark.parametrize(("name", "how"), matrix(["gpt2", "phi3"], ALL))
 def test_slices_of_weights_do_not_show(
     exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, how: str,

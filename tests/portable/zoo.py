@@ -7,16 +7,18 @@ import json
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from shared import REPOSITORY, locked
+from shared import REPOSITORY, locked, nightly_but
 from specrt.bundle import Geometry
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.attachment import attach_graph
@@ -190,6 +192,17 @@ def architectures(*names: str) -> list[Any]:
     return [
         name if name in OFTEN else pytest.param(name, marks=nightly) for name in names or MODELS
     ]
+
+
+def matrix(names: Sequence[str], ways: Sequence[str], whole: Sequence[str] = ()) -> list[Any]:
+    """Pair architectures with ways to treat them: those of `OFTEN` with every second way and all
+    `whole` ones, whatever else there is nightly."""
+    pairs = list(product(names, ways))
+    often = [
+        (name, way) for name, way in pairs if name in OFTEN
+        and (way in whole or (OFTEN.index(name) + ways.index(way)) % 2 == 0)
+    ]  # fmt: skip
+    return nightly_but(often, pairs)
 
 
 @dataclass(frozen=True)
