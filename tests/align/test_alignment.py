@@ -46,7 +46,8 @@ from specrt_export.align.prediction import (
 from specrt_export.align.sparse_loss import LOSSES, SparseTarget, overlap, sparse_loss
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, cut, split
 from specrt_export.align.trainer import TrainingOptions
-from specrt_export.recipe.recipe import read_recipe
+from specrt_export.plan.build_plan import BuildPlan, resolve
+from specrt_export.recipe.recipe import Recipe, read_recipe
 from support.builds import build
 from support.quantized_folders import Gptq, write_folder
 
@@ -56,16 +57,18 @@ RATES = {"draft": 0.03, "head": 0.01, "layers": 0.003}
 Aligned = Callable[..., tuple[Alignment, DraftSource, Outcome]]
 
 
+def plan_of(recipe: Recipe) -> BuildPlan:
+    return resolve(recipe, recipe.folder / "unbuilt")
+
+
 @pytest.fixture
 def align(pair: Path, traces: Path, tmp_path: Path) -> Aligned:
     """Align a draft of some kind."""
 
     def aligned(kind: str, **options: Any) -> tuple[Alignment, DraftSource, Outcome]:
         options = {"training": QUICK, **options}
-        made = Alignment(
-            recipe_of(pair, pair / "draft"), traces, AlignmentOptions(kind, **options), None,
-            tmp_path / "state",
-        )  # fmt: skip
+        plan = plan_of(recipe_of(pair, pair / "draft"))
+        made = Alignment(plan, traces, AlignmentOptions(kind, **options), None, tmp_path / "state")
         return made, *made.run(lambda share, stage: None)
 
     return aligned
@@ -213,7 +216,7 @@ def test_a_draft_that_stays_as_it_is_is_as_fast(
     )
     costs, state = MeasuredCosts(MEASURED, 10_000_000), tmp_path / "state"
     recipe = recipe_of(pair, pair / "draft")
-    made = Alignment(recipe, traces, options, costs, state)
+    made = Alignment(plan_of(recipe), traces, options, costs, state)
     _, outcome = made.run(lambda share, stage: None)
     assert outcome.after == outcome.before
     whole = outcome.before[0]
@@ -294,7 +297,7 @@ def test_a_run_that_was_killed_goes_on(
     options = AlignmentOptions(kind, training=often)
     recipe = recipe_of(pair, pair / "draft")
     with pytest.raises(KilledError):
-        Alignment(recipe, traces, options, None, tmp_path / "state").run(killed)
+        Alignment(plan_of(recipe), traces, options, None, tmp_path / "state").run(killed)
     alignment, resumed, _ = align(kind, training=often)
     assert alignment.state.step == 12
     for name, weight in weights(whole).items():
@@ -443,7 +446,7 @@ def test_places_and_recipes_that_will_not_do_are_refused(
     (pair / "alone.toml").write_text('[target]\ncheckpoint = "target"\n', encoding="utf-8")
     alone = read_recipe(pair / "alone.toml")
     with pytest.raises(BuildError, match="--kind head"):
-        Alignment(alone, traces, AlignmentOptions("draft"), None, tmp_path / "state")
+        Alignment(plan_of(alone), traces, AlignmentOptions("draft"), None, tmp_path / "state")
 
 
 def test_texts_of_one_token_are_on_neither_side(traces: Path) -> None:
@@ -465,7 +468,7 @@ def test_the_target_of_a_draft_model_may_be_quantized(
     shutil.copytree(pair / "draft", tmp_path / "draft")
     recipe = recipe_of(tmp_path, tmp_path / "draft")
     options = AlignmentOptions("draft", training=replace(QUICK, steps=2))
-    made = Alignment(recipe, traces, options, None, tmp_path / "state")
+    made = Alignment(plan_of(recipe), traces, options, None, tmp_path / "state")
     assert made.run(lambda share, stage: None)[1].after[0].texts
     with pytest.raises(CheckpointError, match="quantized"):
-        Alignment(recipe, traces, AlignmentOptions("layers"), None, tmp_path / "state")
+        Alignment(plan_of(recipe), traces, AlignmentOptions("layers"), None, tmp_path / "state")
