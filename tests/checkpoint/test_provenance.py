@@ -30,15 +30,11 @@ def folder(place: Path, stored: dict[str, str], shards: int = 1) -> Path:
         names = ["model.safetensors"]
     held = {shard: dict(list(stored.items())[n::shards]) for n, shard in enumerate(names)}
     for shard, weights in held.items():
-        header: dict[str, Any] = {}
-        at = 0
-        for name, dtype in weights.items():
-            shape = [4] if "norm" in name else [4, 8]
-            end = at + int(np.prod(shape)) * BYTES[dtype]
-            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
-            at = end
-        text = json.dumps(header).encode()
-        (place / shard).write_bytes(len(text).to_bytes(8, "little") + text + bytes(at))
+        zeros: Tensors = {
+            name: (dtype, np.zeros([4] if "norm" in name else [4, 8], f"V{BYTES[dtype]}"))
+            for name, dtype in weights.items()
+        }
+        (place / shard).write_bytes(container(zeros))
     if shards > 1:
         index = {name: shard for shard, weights in held.items() for name in weights}
         (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
