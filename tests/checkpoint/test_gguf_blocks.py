@@ -105,5 +105,5 @@ def test_a_file_that_was_cut_since_is_named(tmp_path: Path) -> None:
     path.write_bytes(container([], [("w", [4, 32], 8, bytes(4 * 34))]))
     tensor = read_gguf(path).tensors["w"]
     path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(CheckpointError, match="ends before w does; fetch the file again"):
+    with pytest.raises(CheckpointError, match="ends before w does; fetch the checkpoint again"):
         tensor.rows(0, 4)

@@ -60,6 +60,7 @@ OTHERS = [
     ("tune {codelet} --prompts {few}", "prompts to tune on: 3, with room for 288 tokens"),
     ("tune {codelet} --prompts {long}", "does not fit the context"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
+    ("build itm", "itm does not exist; did you mean 'itn'?"),
     ("build {latin}", "{latin} is not UTF-8 text (byte 0xe9 at offset 5); a recipe is a TOML file"),
     ("build {prompts}", "a recipe is a TOML file"),
     (

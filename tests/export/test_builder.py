@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,6 +24,7 @@ import onnx
 import pytest
 
 import specrt
+import specrt_export
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, SpecrtError
 from specrt.params import SamplingParams
@@ -63,6 +64,31 @@ def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
     assert (shares := [done for _, done in stages]) == sorted(shares)
     assert leftovers(built) == ["again"]
     assert complete(again) == complete(again, gamma=0)
+
+
+def test_a_recipe_passes_few_rooms(small: Path, out: Path) -> None:
+    """It is resolved once; the build reads the plan."""
+    package = str(Path(specrt_export.__file__).parent)
+    rooms, calls = set[str](), list[str]()
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        code, caller = frame.f_code, frame.f_back
+        if event != "call" or not code.co_filename.startswith(package):
+            return
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(isinstance(frame.f_locals.get(name), Recipe) for name in arguments):
+            rooms.add(code.co_filename)
+            if caller is not None and caller.f_code.co_filename != code.co_filename:
+                calls.append(f"{code.co_filename}: {code.co_name}")
+
+    recipe = read_recipe(small)
+    sys.setprofile(watch)
+    try:
+        build(recipe, out)
+    finally:
+        sys.setprofile(None)
+    assert 1 < len(rooms) <= 8, rooms
+    assert 1 < len(calls) <= 20, calls
 
 
 def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, built: Path) -> None:

@@ -116,11 +116,13 @@ def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
 
 
-def test_every_ready_recipe_is_estimated_without_weights(tmp_path: Path) -> None:
+def test_every_ready_recipe_is_estimated_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = sorted(path for p in ENGINES.glob("*/shape.json") for path in p.parent.glob("*.toml"))
     assert len(recipes) == 26
+    monkeypatch.setattr("specrt_export.estimate.estimate.cached_file", lambda source, name: None)
     for path in recipes:
         found = estimate(read_recipe(path))
+        assert found.download_bytes == sum(2 * model.parameters for model in found.models)
         assert found.total_bytes > found.engine_bytes > found.models[0].step_bytes
         assert found.tokens_per_second(1e9) > found.tokens_per_second(1e9, full=True)
 
@@ -202,20 +204,20 @@ def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen" / "Qwen3-8B"
     folder.mkdir(parents=True)
     shutil.copyfile(ENGINES / "qwen3-8b" / "recipe.toml", tmp_path / "recipe.toml")
-    recipe = read_recipe(tmp_path / "recipe.toml")
+    target = read_recipe(tmp_path / "recipe.toml").models["target"]
     shards = ["model-1.safetensors", "model-2.safetensors"]
     index = {"weight_map": {f"w{i}": shard for i, shard in enumerate(shards)}}
     for name in ("config.json", "tokenizer.json", shards[0]):
         (folder / name).write_text("{}", "utf-8")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
-    assert not weights_are_here(recipe, recipe.target)
+    assert not weights_are_here(target)
     (folder / shards[1]).write_text("{}", "utf-8")
-    assert weights_are_here(recipe, recipe.target)
+    assert weights_are_here(target)
 
 
 def test_a_file_beside_the_recipe_holds_weights(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text('[target]\ncheckpoint = "tiny.gguf"\n', "utf-8")
-    recipe = read_recipe(tmp_path / "recipe.toml")
-    assert not weights_are_here(recipe, recipe.target)
+    target = read_recipe(tmp_path / "recipe.toml").models["target"]
+    assert not weights_are_here(target)
     (tmp_path / "tiny.gguf").write_bytes(container(tensors=[("a", [32], 0, bytes(128))]))
-    assert weights_are_here(recipe, recipe.target)
+    assert weights_are_here(target)

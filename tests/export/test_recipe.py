@@ -42,7 +42,7 @@ def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
     assert (found.engine.backend, found.engine.precision, found.engine.batch) == (
         "ort-cpu", "", 1,
     )  # fmt: skip
-    assert {precision.names for precision in found.precisions.values()} == {("fp32",) * 3}
+    assert {model.precision.names for model in found.models.values()} == {("fp32",) * 3}
     assert (found.engine.gammas, found.engine.gamma) == (tuple(range(1, 9)), "auto")
     other = recipe(tmp_path, PAIR).rename(tmp_path / "pair.toml")
     assert read_recipe(other).name == "pair"
@@ -165,12 +165,12 @@ def test_a_backend_given_replaces_those_of_the_models_too(
     monkeypatch.setattr("specrt_export.recipe.recipe.best_backend", lambda: "ort-cuda")
     own = [f'backend = "{name}"\nprecision = "fp16"' for name in ("ort-cuda", "ort-cpu")]
     path = recipe(tmp_path, models(*own))
-    assert [read_recipe(path).backend_of(role) for role in ("target", "draft")] == [
+    assert [read_recipe(path).models[role].backend for role in ("target", "draft")] == [
         "ort-cuda", "ort-cpu",
     ]  # fmt: skip
     found = read_recipe(path, backend=backend)
     wanted = "ort-cuda" if backend == "auto" else backend
-    assert [found.backend_of(role) for role in ("target", "draft")] == [wanted, wanted]
+    assert [found.models[role].backend for role in ("target", "draft")] == [wanted, wanted]
     with pytest.raises(RecipeError, match=r"engine\.backend is 'cuda'; this version builds"):
         read_recipe(path, backend="cuda")
 
@@ -187,6 +187,7 @@ def test_a_backend_given_replaces_those_of_the_models_too(
 def test_each_model_has_its_own_precision(
     tmp_path: Path, target: str, draft: str, engine: str, expected: tuple[str, str]
 ) -> None:
-    found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).precisions
-    shown = {role: " ".join([*p.names, str(p.block)]) for role, p in found.items()}
+    found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).models
+    precisions = {role: model.precision for role, model in found.items()}
+    shown = {role: " ".join([*p.names, str(p.block)]) for role, p in precisions.items()}
     assert shown == dict(zip(("target", "draft"), expected, strict=True))

@@ -59,12 +59,12 @@ class Lowering:
         source = ModelSource("target")
         return Recipe(Path("recipe.toml"), "x", source, source, engine, QualityOptions(), tensorrt)
 
-    def compiler(self, library: Any = None, **options: Any) -> Compiler:
-        """Return the compiler of the backend; graphs are lowered without TensorRT's library."""
+    def compiler(self, library: Any = None, role: str = "draft", **options: Any) -> Compiler:
+        """Return the compiler of a model; graphs are lowered without TensorRT's library."""
         module, _, name = COMPILERS[self.backend].compiler.partition(":")
         kind = getattr(import_module(module), name)
         given = [library or object()] if name == "TensorRtCompiler" else []
-        compiler: Compiler = kind(self.recipe(**options), self.backend, *given)
+        compiler: Compiler = kind(self.recipe(**options).models[role], *given)
         return compiler
 
 
@@ -105,7 +105,7 @@ class Case:
 
     def error(self, widths: Sequence[int] = WIDTHS) -> float:
         """Compare it with its graph at some widths; return the largest error."""
-        length = self.compiler.recipe.engine.max_length  # type: ignore[attr-defined]
+        length = self.compiler.model.engine.max_length  # type: ignore[attr-defined]
         widest = max_width(self.lowered.geometry, length, widths)
         reference = GraphRun(self.source.graph, self.source.weights)
         with self.compiler.score(self.lowered, widest, exact=True) as engine:
@@ -116,10 +116,10 @@ def lowered(
     graph: Path, weights: Path, out: Path, lowering: Lowering, role: str = "draft", **options: Any
 ) -> Case:
     """Quantize and lower a model into a new folder."""
-    compiler = lowering.compiler(**options)
+    compiler = lowering.compiler(role=role, **options)
     source = GraphSource(graph, weights)
-    precision = lowering.recipe(**options).precisions[role]
+    precision = lowering.recipe(**options).models[role].precision
     if precision.rewrites:
         stored = quantize(graph, weights, out / "stored", precision)
         source = GraphSource(stored.graph, stored.folder)
-    return Case(source, compiler.lower(role, source, out / "lowered"), compiler)
+    return Case(source, compiler.lower(source, out / "lowered"), compiler)

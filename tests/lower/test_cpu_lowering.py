@@ -150,7 +150,7 @@ def test_weights_are_stored_in_any_mixture(
     made = quantize(*draft, tmp_path / "stored", precision)
     source = GraphSource(made.graph, made.folder)
     compiler = Lowering("ort-cpu").compiler()
-    case = Case(source, compiler.lower("draft", source, tmp_path / "lowered"), compiler)
+    case = Case(source, compiler.lower(source, tmp_path / "lowered"), compiler)
     assert case.error() <= Lowering("ort-cpu").error
     taken, of = map(int, case.lowered.fused["quantized"].split("/"))
     assert taken == of > 0
@@ -162,7 +162,7 @@ def test_codes_of_any_kind_are_multiplied_and_looked_up(
 ) -> None:
     path = in_codes(*draft, tmp_path / "stored", kind, 32)
     source, compiler = GraphSource(path, path.parent), Lowering("ort-cpu").compiler()
-    case = Case(source, compiler.lower("draft", source, tmp_path / "lowered"), compiler)
+    case = Case(source, compiler.lower(source, tmp_path / "lowered"), compiler)
     assert case.error() <= Lowering("ort-cpu").error
     taken, of = map(int, case.lowered.fused["quantized"].split("/"))
     assert taken == of > 0
@@ -181,9 +181,9 @@ def test_without_kernels_codes_are_multiplied_or_refused(
         compiler = Lowering("ort-cpu").compiler()
         if kind == "fp4" or "minimums" in kind:
             with pytest.raises(BuildError, match=r"compiler .* install specrt again"):
-                compiler.lower("draft", source, tmp_path / "lowered")
+                compiler.lower(source, tmp_path / "lowered")
             return
-        case = Case(source, compiler.lower("draft", source, tmp_path / "lowered"), compiler)
+        case = Case(source, compiler.lower(source, tmp_path / "lowered"), compiler)
         assert case.error() <= Lowering("ort-cpu").error
 
 

@@ -82,7 +82,7 @@ def test_whole_numbers_are_multiplied_with_halves(draft: tuple[Path, Path], tmp_
     made = quantize(*draft, tmp_path / "quantized", precision)
     compiler = Lowering("ort-cuda", compute).compiler()
     graph = GraphSource(made.graph, made.folder)
-    case = Case(graph, compiler.lower("draft", graph, tmp_path / "engine"), compiler)
+    case = Case(graph, compiler.lower(graph, tmp_path / "engine"), compiler)
     assert stays_on_device(case.model)
     assert FLOAT not in {t.data_type for t in case.model.graph.initializer}
     assert case.error() < TOLERANCES[compute] / 4

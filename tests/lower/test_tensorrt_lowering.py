@@ -108,7 +108,7 @@ def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path) -> N
             values *= 1e-12
             values.flush()
     source = GraphSource(stored.graph, stored.folder)
-    made = Lowering("tensorrt", "int8").compiler().lower("draft", source, tmp_path / "made")
+    made = Lowering("tensorrt", "int8").compiler().lower(source, tmp_path / "made")
     model = onnx.load(made.folder / "engine.onnx")
     arrays = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
     scales = [arrays[n.input[1]] for n in model.graph.node if n.op_type == "DequantizeLinear"]

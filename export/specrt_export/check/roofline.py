@@ -25,6 +25,7 @@ from specrt.engine.ort.ort_engine import bind_input, bind_output, shared_pool, s
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
 from specrt.tuning.pass_timer import turned
+from specrt_export.checkpoint.tensor_rows import widen_bf16
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 128)
 """Rows of the passes that are timed, as far as the bundle takes them."""
@@ -199,7 +200,7 @@ class _Weights:
         for strip in self.strips():
             whole = strip.reshape(len(strip), self.inputs, -1).view(kinds[self.format])
             if self.format == "bf16":
-                whole = (whole.astype(np.uint32) << 16).view(np.float32)
+                whole = widen_bf16(whole)
             parts.append(whole.astype(np.float32).transpose(1, 0, 2).reshape(self.inputs, -1))
         return np.concatenate(parts, axis=1)
 

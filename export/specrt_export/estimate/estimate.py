@@ -43,9 +43,9 @@ from specrt_export.estimate.model_shape import (
     ModelShape,
 )
 from specrt_export.precision import fitting_block
-from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
+from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe import Recipe, read_recipe, settle
-from specrt_export.recipe.recipe_tables import ModelSource
+from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource
 
 SHAPES = "shape.json"
 """Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
@@ -128,6 +128,8 @@ class RecipeEstimate:
     process_bytes: int
     max_source: int = 0
     """Positions of the longest source; 0 where the models read none."""
+    download_bytes: int = 0
+    """About what a build fetches first; 0 where all weights are here."""
 
     @property
     def engine_bytes(self) -> int:
@@ -169,6 +171,8 @@ class RecipeEstimate:
         )
         for m in self.models:
             yield from m.lines()
+        if self.download_bytes:
+            yield f"download: about {size(self.download_bytes)} before it is built"
         yield (
             f"memory: {size(self.total_bytes)}: engines {size(self.engine_bytes)}, KV buffers "
             f"{size(self.kv_bytes)}, working memory up to {size(self.working_bytes)}"
@@ -195,23 +199,38 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
 
     Raises: CheckpointError, RecipeError.
     """
-    there = {role: find_gguf(recipe, role) or _scheme(recipe, role) for role in recipe.sources}
+    there = {role: find_gguf(model) or _scheme(model) for role, model in recipe.models.items()}
     recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
-    shapes = {role: _as_stored(*find_config(recipe, role)) for role in recipe.sources}
-    sources = {role: _source_positions(recipe, role, shape) for role, shape in shapes.items()}
-    models = tuple(
-        _model(recipe, role, shapes, there[role], sources[role]) for role in recipe.sources
-    )
-    on_cpu = any(COMPILERS[recipe.backend_of(role)].on_cpu for role in recipe.sources)
+    models = recipe.models
+    shapes = {role: _as_stored(*find_config(model)) for role, model in models.items()}
+    sources = {role: _source_positions(models[role], shape) for role, shape in shapes.items()}
+    places = {(source.checkpoint, source.revision) for source in recipe.sources.values()}
+    found = []
+    for role, model in models.items():
+        encoder_of = _encoder_of(role, shapes, same=len(places) == 1)
+        found.append(_model(model, shapes[role], encoder_of, there[role], sources[role]))
     return RecipeEstimate(
         name=recipe.name,
         backend=recipe.engine.backend,
         max_length=recipe.engine.max_length,
         batch=recipe.engine.batch,
-        models=models,
-        process_bytes=PROCESS_BYTES if on_cpu else 0,
+        models=tuple(found),
+        process_bytes=PROCESS_BYTES if any(m.spec.on_cpu for m in models.values()) else 0,
         max_source=sources["target"],
+        download_bytes=_download(models, shapes),
     )
+
+
+def _download(
+    models: Mapping[str, ModelOptions], shapes: Mapping[str, ModelShape | EncoderDecoderShape]
+) -> int:
+    """Return about what is fetched before a build: what is stored of models that are not here."""
+    missing = {
+        (model.source.checkpoint, model.source.revision): shapes[role].parameters
+        for role, model in models.items()
+        if not weights_are_here(model)
+    }
+    return _STORED_BYTES * sum(missing.values())
 
 
 def shape_of(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoderShape:
@@ -239,42 +258,40 @@ def _as_stored(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecod
     return replace(shape, tied=False) if is_own else shape
 
 
-def _source_positions(recipe: Recipe, role: str, shape: ModelShape | EncoderDecoderShape) -> int:
+def _source_positions(model: ModelOptions, shape: ModelShape | EncoderDecoderShape) -> int:
     """Return the positions of a model's longest source, 0 where it reads none.
 
     Raises: BuildError, RecipeError.
     """
-    name, reads = recipe.sources[role].checkpoint, isinstance(shape, EncoderDecoderShape)
-    if problem := recipe.models[role].source_problem(name, reads=reads):
-        raise RecipeError(f"{recipe.path}: {problem}")
+    name, reads = model.source.checkpoint, isinstance(shape, EncoderDecoderShape)
+    if problem := model.source_problem(name, reads=reads):
+        raise RecipeError(f"{model.recipe}: {problem}")
     if isinstance(shape, ModelShape):
         return 0
-    return recipe.engine.source_positions(shape.trained_source, features=shape.features > 0)
+    return model.engine.source_positions(shape.trained_source, features=shape.features > 0)
 
 
-def _scheme(recipe: Recipe, role: str) -> Scheme | None:
+def _scheme(model: ModelOptions) -> Scheme | None:
     """Return how a model's config.json says that its weights are quantized."""
-    config, where = find_config(recipe, role)
-    return read_scheme(where, text_config(config), weight_only=recipe.sources[role].weight_only)
+    config, where = find_config(model)
+    return read_scheme(where, text_config(config), weight_only=model.source.weight_only)
 
 
 def _model(
-    recipe: Recipe, role: str, shapes: Mapping[str, ModelShape | EncoderDecoderShape],
+    model: ModelOptions, shape: ModelShape | EncoderDecoderShape, encoder_of: str,
     stored: GgufFile | Scheme | None, max_source: int,
 ) -> ModelEstimate:  # fmt: skip
-    source, shape = recipe.sources[role], shapes[role]
-    g, options, precision = shape.geometry, recipe.engine, recipe.precisions[role]
+    g, options, precision = shape.geometry, model.engine, model.precision
     if options.max_length > g.max_positions:
         raise RecipeError(
-            f"{recipe.path}: engine.max_length is {options.max_length}; {source.checkpoint} was "
-            f"trained for {g.max_positions} positions, so expected at most these"
+            f"{model.recipe}: engine.max_length is {options.max_length}; {model.source.checkpoint} "
+            f"was trained for {g.max_positions} positions, so expected at most these"
         )
-    encoder_of = _encoder_of(recipe, role, shapes)
-    weights = _Weights(recipe, role, shape, encodes=encoder_of != "target")
+    weights = _Weights(model, shape, encodes=encoder_of != "target")
     if isinstance(stored, Scheme):
-        weights = replace(weights, recipe=_as_if(recipe, role, stored))
+        weights = replace(weights, model=_as_if(model, stored))
     kept = stored if isinstance(stored, GgufFile) and precision.keeps else None
-    bound = recipe.models[role].bound
+    bound = model.bound
     most = bound.max_bytes if bound is not None else None
 
     def bounded(count: int) -> int:
@@ -286,14 +303,14 @@ def _model(
     if isinstance(shape, EncoderDecoderShape):
         cross_bytes = g.kv_bytes(options.batch, max_source, weights.float_bytes)
     return ModelEstimate(
-        role=role,
-        checkpoint=source.checkpoint,
+        role=model.role,
+        checkpoint=model.source.checkpoint,
         model_type=shape.model_type,
         precision="up to int8" if precision.auto else precision.layers,
         parameters=weights.parameters,
         engine_bytes=engine_bytes,
         kv_bytes=kv_bytes + cross_bytes,
-        working_bytes=_working(recipe, shape, max_source),
+        working_bytes=_working(options, shape, max_source),
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
         parts=parts if len(parts) > 1 else {DECODER: engine_bytes},
         cross_bytes=cross_bytes,
@@ -302,35 +319,35 @@ def _model(
 
 
 def _encoder_of(
-    recipe: Recipe, role: str, shapes: Mapping[str, ModelShape | EncoderDecoderShape]
+    role: str, shapes: Mapping[str, ModelShape | EncoderDecoderShape], *, same: bool
 ) -> str:
-    """Tell whose encoder a draft reads; see `ModelEstimate.encoder_of`."""
+    """Tell whose encoder a draft reads; see `ModelEstimate.encoder_of`.
+
+    `same` is whether one checkpoint is both models.
+    """
     shape, target = shapes[role], shapes["target"]
     if role == "target" or not isinstance(shape, EncoderDecoderShape):
         return ""
-    places = {(source.checkpoint, source.revision) for source in recipe.sources.values()}
-    if len(places) == 1 or not shape.encodes:
+    if same or not shape.encodes:
         return "target"
     if not isinstance(target, EncoderDecoderShape) or shape.model_type != target.model_type:
         return ""
     return "target or own" if shape.encoder == target.encoder else ""
 
 
-def _as_if(recipe: Recipe, role: str, scheme: Scheme) -> Recipe:
-    """Return a recipe that asks for what a quantized checkpoint has: tables are in floats there."""
+def _as_if(model: ModelOptions, scheme: Scheme) -> ModelOptions:
+    """Return options that ask for what a quantized checkpoint has: tables are in floats there."""
     source = replace(
-        recipe.sources[role], precision=scheme.precision, block=scheme.block, embedding="bf16",
-        head="bf16",
-    )  # fmt: skip
-    return replace(recipe, target=source) if role == "target" else replace(recipe, draft=source)
+        model.source, precision=scheme.precision, block=scheme.block, embedding="bf16", head="bf16"
+    )
+    return replace(model, source=source)
 
 
 @dataclass(frozen=True)
 class _Weights:
     """The weights of one model as its backend stores them."""
 
-    recipe: Recipe
-    role: str
+    model: ModelOptions
     shape: ModelShape | EncoderDecoderShape
     encodes: bool = True
     """Whether an encoder-decoder has an encoder of its own."""
@@ -343,26 +360,22 @@ class _Weights:
         return self.shape.parameters
 
     @property
-    def _backend(self) -> CompilerSpec:
-        return COMPILERS[self.recipe.backend_of(self.role)]
-
-    @property
     def float_bytes(self) -> int:
         """Return the bytes of a number that is not of a matrix: a scale, a norm, a key."""
-        full = self._backend.on_cpu or self.recipe.precisions[self.role].layers == "fp32"
+        full = self.model.spec.on_cpu or self.model.precision.layers == "fp32"
         return 4 if full else 2
 
     @property
     def _is_kept(self) -> bool:
         """Tell whether halves stay so that nobody asked for: a CPU widens them in its registers."""
-        return self._backend.on_cpu and self.shape.half
+        return self.model.spec.on_cpu and self.shape.half
 
     def parts(self) -> dict[str, int]:
         """Return the bytes of each file that holds weights."""
         return {name: self._file(engine) for name, engine in self._engines().items()}
 
     def _engines(self) -> dict[str, EngineShape]:
-        length = self.recipe.engine.max_length
+        length = self.model.engine.max_length
         if isinstance(self.shape, EncoderDecoderShape):
             return self.shape.engines(length, encodes=self.encodes)
         return self.shape.engines(length)
@@ -390,10 +403,10 @@ class _Weights:
 
     def _tensors(self, matrix: Matrix) -> Iterator[int]:
         """Yield the bytes of a matrix and of its scales."""
-        precision = self.recipe.precisions[self.role]
+        precision = self.model.precision
         name = "int8" if matrix.role in precision.auto else getattr(precision, matrix.role)
         rows = matrix.rows
-        if self._backend.on_cpu:  # whose kernels read whole tiles
+        if self.model.spec.on_cpu:  # whose kernels read whole tiles
             rows = -(-rows // TILE) * TILE
         items = rows * matrix.columns
         if name not in _SCALED:
@@ -406,15 +419,15 @@ class _Weights:
             return
         codes = int(_SCALED[name] * items)
         # On a CPU in fp16, which holds them all but where weights are very small or large.
-        scale = 2.0 if self._backend.on_cpu else self.float_bytes
+        scale = 2.0 if self.model.spec.on_cpu else self.float_bytes
         scale += 0.5 if name == "int4" and not precision.symmetric else 0
         scales = int(scale * (items // block))
-        yield from (codes + scales,) if self._backend.on_cpu else (codes, scales)
+        yield from (codes + scales,) if self.model.spec.on_cpu else (codes, scales)
 
     def _growth(self) -> float:
         """Return how much larger than its graph an engine may be."""
-        floats = self.recipe.precisions[self.role].layers in _PLAIN
-        return self._backend.float_factor if floats else 1.0
+        floats = self.model.precision.layers in _PLAIN
+        return self.model.spec.float_factor if floats else 1.0
 
 
 def _kept(file: GgufFile, *, step: bool) -> int:
@@ -435,23 +448,25 @@ def _kept(file: GgufFile, *, step: bool) -> int:
     return total
 
 
-def find_gguf(recipe: Recipe, role: str) -> GgufFile | None:
-    """Return the GGUF file that a recipe names as a checkpoint, if it is one and there.
+def find_gguf(model: ModelOptions) -> GgufFile | None:
+    """Return the GGUF file that is named as a checkpoint, if it is one and there.
 
     Raises: CheckpointError.
     """
-    file = recipe.folder / recipe.sources[role].checkpoint
+    file = model.local
     return read_gguf(file) if file.suffix == SUFFIX and file.is_file() else None
 
 
-def _working(recipe: Recipe, shape: ModelShape | EncoderDecoderShape, max_source: int) -> int:
+def _working(
+    options: EngineOptions, shape: ModelShape | EncoderDecoderShape, max_source: int
+) -> int:
     """Return the most that a prefill pass and the logits of a verify pass keep at once.
 
     Scores of one layer are [heads, prefill, max_length]; beside them lie the mask, the products of
     a layer and two residual streams. Of an encoder-decoder those of an encoder's pass are more,
     where a source is long, and the hidden states of each row are kept.
     """
-    g, options = shape.geometry, recipe.engine
+    g = shape.geometry
     joined = (g.heads + 2 * g.kv_heads) * g.head_dim
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
     scores = (g.heads + 1) * max(options.max_length, max_source)
@@ -464,30 +479,27 @@ def _working(recipe: Recipe, shape: ModelShape | EncoderDecoderShape, max_source
     return 4 * (widest + logits + states)
 
 
-def find_config(recipe: Recipe, role: str) -> tuple[dict[str, Any], Path]:
+def find_config(model: ModelOptions) -> tuple[dict[str, Any], Path]:
     """Return the config of a model and where it lies: its folder, the hub's cache, `shape.json`.
 
     Raises: CheckpointError for a file that is damaged or no JSON object; RecipeError where there
         is none.
     """
-    source = recipe.sources[role]
-    gguf = find_gguf(recipe, role)
+    gguf = find_gguf(model)
     if gguf is not None:
         return configuration(gguf), gguf.path
-    local = recipe.folder / source.checkpoint / "config.json"
-    if local.is_file():
-        return _object(local), local
-    cached = cached_file(source, "config.json")
-    if cached is not None:
-        return _object(cached), cached
-    shapes = recipe.folder / SHAPES
-    config = _object(shapes).get(role) if shapes.is_file() else None
+    local, name = model.local / "config.json", model.source.checkpoint
+    found = local if local.is_file() else cached_file(model.source, "config.json")
+    if found is not None:
+        return _object(found), found
+    shapes = model.recipe.parent / SHAPES
+    config = _object(shapes).get(model.role) if shapes.is_file() else None
     if isinstance(config, dict):
         return config, shapes
     raise RecipeError(
-        f"{recipe.path}: no config.json of the {role} {source.checkpoint} is on this machine; "
-        f"fetch it alone with `hf download {source.checkpoint} config.json`, or put its sizes as "
-        f"{role!r} into {shapes}"
+        f"{model.recipe}: no config.json of the {model.role} {name} is on this machine; fetch it "
+        f"alone with `hf download {name} config.json`, or put its sizes as {model.role!r} into "
+        f"{shapes}"
     )
 
 
@@ -519,21 +531,20 @@ _STORED_BYTES = 2
 
 def can_build(recipe: Recipe) -> bool:
     """Tell whether a recipe builds without a download: weights are here, and what exports them."""
-    sources = recipe.sources.values()
     exports = find_spec("torch") is not None
-    return all(weights_are_here(recipe, s) and (bool(s.graph) or exports) for s in sources)
+    models = recipe.models.values()
+    return all(weights_are_here(m) and (bool(m.source.graph) or exports) for m in models)
 
 
-def weights_are_here(recipe: Recipe, source: ModelSource) -> bool:
+def weights_are_here(model: ModelOptions) -> bool:
     """Tell whether the weights of a model lie beside the recipe or in the hub's cache."""
-    local = recipe.folder / source.checkpoint
-    if local.is_dir():
-        return _is_whole(local)
-    if local.suffix == SUFFIX:
+    if model.local.is_dir():
+        return _is_whole(model.local)
+    if model.local.suffix == SUFFIX:
         with suppress(CheckpointError):  # of several parts one may lack
-            return bool(read_gguf(local).tensors)
+            return bool(read_gguf(model.local).tensors)
         return False
-    config = cached_file(source, "config.json")
+    config = cached_file(model.source, "config.json")
     return config is not None and _is_whole(config.parent)
 
 
@@ -545,18 +556,15 @@ def _is_whole(folder: Path) -> bool:
 
 def how_to_get(recipe: Recipe) -> str:
     """Return one line on what building a pair would download."""
-    missing = {
-        role: source.checkpoint
-        for role, source in recipe.sources.items()
-        if not weights_are_here(recipe, source)
-    }
+    missing = [model for model in recipe.models.values() if not weights_are_here(model)]
     if not missing:
         return "the weights are here, what exports them is not"
-    facts = ["gated"] if any(name.startswith(GATED) for name in missing.values()) else []
+    names = [model.source.checkpoint for model in missing]
+    facts = ["gated"] if any(name.startswith(GATED) for name in names) else []
     with suppress(SpecrtError):  # where their sizes are known
-        shapes = [shape_of(*find_config(recipe, role)) for role in missing]
-        facts.insert(0, size(_STORED_BYTES * sum(shape.parameters for shape in shapes)))
-    return " and ".join(missing.values()) + (f" ({', '.join(facts)})" if facts else "")
+        shapes = {model.role: shape_of(*find_config(model)) for model in missing}
+        facts.insert(0, size(_download({m.role: m for m in missing}, shapes)))
+    return " and ".join(names) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def main(paths: Sequence[str]) -> int:

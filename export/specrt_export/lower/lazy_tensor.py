@@ -24,6 +24,7 @@ from specrt_export.portable.external_data import (
     external_tensors,
     map_weights,
     narrow,
+    rows_of,
     widen,
 )
 
@@ -97,16 +98,11 @@ def stored_weights(model: onnx.ModelProto, folder: Path) -> dict[str, LazyTensor
 
 
 def _from_file(tensor: onnx.TensorProto, folder: Path, mapped: NDArray[Any]) -> LazyTensor:
-    """Read rows with plain reads: mapped pages would count as memory of this process."""
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    path, offset = folder / place["location"], int(place.get("offset", 0))
-    dtype, inner = mapped.dtype, mapped.shape[1:]
-    items = prod(inner)
+    stored = rows_of(tensor, folder, mapped.shape[1:])
 
     def rows(begin: int, end: int) -> NDArray[Any]:
-        at = offset + begin * items * dtype.itemsize
-        read = np.fromfile(path, dtype, (end - begin) * items, offset=at)
-        return read.reshape((end - begin, *inner)) if mapped.shape else read.reshape(())
+        read = stored.read(begin, end)
+        return read if mapped.shape else read.reshape(())
 
     return LazyTensor(tensor.name, tensor.data_type, tuple(tensor.dims), rows)
 
@@ -182,10 +178,7 @@ def as_float(source: LazyTensor) -> LazyTensor:
         return source
 
     def rows(begin: int, end: int) -> NDArray[Any]:
-        part = source.rows(begin, end)
-        if source.onnx_type == onnx.TensorProto.BFLOAT16:
-            return (part.astype(np.uint32) << 16).view(np.float32)
-        return part.astype(np.float32)
+        return widen(source.rows(begin, end), source.onnx_type)
 
     held_by = [name for name, kind in _FORMATS.items() if kind == source.onnx_type]
     return LazyTensor(f"{source.name}/float", _FLOAT, source.shape, rows, held_by="".join(held_by))

@@ -151,8 +151,8 @@ def resolve(recipe: Recipe, out: Path) -> BuildPlan:
         graph = find_graph(options, hub or str(checkpoint.origin))
         if role == "draft" and head is not None:
             # A head alone reads no text: its codes are searched.
-            searched = replace(options.precision, calibrated=False)
-            options, kind, entries = replace(options, precision=searched), head.KIND, head.entries
+            searched = replace(options.source, quantizer="search")
+            options, kind, entries = replace(options, source=searched), head.KIND, head.entries
         elif role == "draft":
             entries = find_entries(options, checkpoint)
         plans.append(ModelPlan(options, checkpoint, graph, hub, head, kind, entries))

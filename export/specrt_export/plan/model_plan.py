@@ -75,7 +75,7 @@ def find_checkpoint(options: ModelOptions) -> tuple[Checkpoint, str]:
     Raises: CheckpointError naming recipe and key.
     """
     source, key = options.source, f"{options.recipe}: {options.role}.checkpoint"
-    local = options.recipe.parent / source.checkpoint
+    local = options.local
     name = local if local.is_dir() or local.suffix == SUFFIX else source.checkpoint
     is_here = Path(name).expanduser().exists()
     if not (is_here or source.graph or cached_snapshot(source.checkpoint, source.revision)):

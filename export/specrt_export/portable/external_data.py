@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import BuildError, CheckpointError
 from specrt.system.memory import size
+from specrt_export.checkpoint.tensor_rows import TensorRows, widen_bf16
 
 STORAGE: dict[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
@@ -107,19 +108,13 @@ Floats = NDArray[np.float32]
 
 
 class StoredTensor:
-    """A tensor of a checkpoint, read with plain reads.
-
-    Not mapped: pages of a mapping count as this process's memory for as long as it holds them.
-    """
+    """A tensor of a checkpoint, whose rows are read as fp32."""
 
     def __init__(self, tensor: onnx.TensorProto, folder: Path) -> None:
-        place = {entry.key: entry.value for entry in tensor.external_data}
         self.name = tensor.name
         self.shape = tuple(tensor.dims)
-        self._path = folder / place["location"]
-        self._offset = int(place.get("offset", 0))
         self._type = tensor.data_type
-        self._dtype: np.dtype[Any] = STORAGE[tensor.data_type]
+        self._stored = rows_of(tensor, folder, (self.row_items,))
 
     @property
     def rows(self) -> int:
@@ -136,32 +131,27 @@ class StoredTensor:
 
         Raises: CheckpointError for a file that ends early, and for what are no finite numbers.
         """
-        count = (end - begin) * self.row_items
-        offset = self._offset + begin * self.row_items * self._dtype.itemsize
-        try:
-            stored = np.fromfile(self._path, self._dtype, count, offset=offset)
-        except OSError as error:
-            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}") from error
-        if len(stored) < count:
-            raise CheckpointError(
-                f"{self._path} ends before {self.name} does; fetch the checkpoint again"
-            )
-        values = widen(stored, self._type)
+        values = widen(self._stored.read(begin, end), self._type)
         if not np.isfinite(values).all():
             raise CheckpointError(
-                f"{self._path}: {self.name} holds values that are no finite numbers, in rows "
-                f"{begin} to {end - 1}; fetch the checkpoint again, or use one that was trained "
-                "to its end"
+                f"{self._stored.file}: {self.name} holds values that are no finite numbers, in "
+                f"rows {begin} to {end - 1}; fetch the checkpoint again, or use one that was "
+                "trained to its end"
             )
-        return values.reshape(end - begin, -1)
+        return values
+
+
+def rows_of(tensor: onnx.TensorProto, folder: Path, row: tuple[int, ...]) -> TensorRows:
+    """Return an external tensor of a graph as rows of a shape."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    offset, dtype = int(place.get("offset", 0)), STORAGE[tensor.data_type]
+    return TensorRows(tensor.name, folder / place["location"], offset, dtype, row)
 
 
 def widen(stored: NDArray[Any], onnx_type: int) -> Floats:
     """Return stored bits as fp32; bf16 travels as uint16."""
     if onnx_type == onnx.TensorProto.BFLOAT16:
-        wide = stored.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
+        return widen_bf16(stored)
     return stored.astype(np.float32, copy=False)
 
 

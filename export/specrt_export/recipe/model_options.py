@@ -12,23 +12,50 @@ from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource, Tenso
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What one engine is compiled from and for."""
+    """What one engine is made from and for."""
 
     recipe: Path
     """The file, which messages name."""
     role: str
+    """`target` or `draft`."""
     source: ModelSource
-    backend: str
-    precision: Precision
-    bound: BitBound | None
-    """What its bits must keep to, where they are chosen."""
     engine: EngineOptions
     tensorrt: TensorRtOptions
 
     @property
+    def local(self) -> Path:
+        """Where the checkpoint is if it is not on the hub."""
+        return self.recipe.parent / self.source.checkpoint
+
+    @property
+    def backend(self) -> str:
+        """What runs it."""
+        return self.source.backend or self.engine.backend
+
+    @property
     def spec(self) -> CompilerSpec:
-        """What a recipe may ask of its backend."""
-        return COMPILERS[self.backend]
+        """What a recipe may ask of its backend; of an unknown one anything."""
+        return COMPILERS.get(self.backend, CompilerSpec(""))
+
+    @property
+    def precision(self) -> Precision:
+        """What its weights are stored as."""
+        source = self.source
+        return Precision.of(
+            source.precision or ("int4" if source.bits else self.engine.precision),
+            source.embedding,
+            source.head,
+            source.block,
+            per_row=self.spec.row_scales,
+            calibrated=(source.quantizer or self.engine.quantizer) == "gptq",
+            auto=bool(source.bits),
+            symmetric=source.symmetric,
+        )
+
+    @property
+    def bound(self) -> BitBound | None:
+        """What its bits must keep to, where they are chosen."""
+        return BitBound(self.source.max_kl, self.source.max_bytes) if self.source.bits else None
 
     def source_problem(self, name: str, *, reads: bool) -> str:
         """Return why no engine of the model `name` fits the recipe; empty where one does.

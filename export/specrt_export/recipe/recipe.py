@@ -28,10 +28,8 @@ from specrt_export.precision import (
     PRECISIONS,
     STORAGE,
     STORED,
-    BitBound,
-    Precision,
 )
-from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
+from specrt_export.recipe.compiler_spec import COMPILERS
 from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe_tables import (
     EngineOptions,
@@ -74,49 +72,11 @@ class Recipe:
         both = {"target": self.target, "draft": self.draft}
         return {role: source for role, source in both.items() if source is not None}
 
-    def backend_of(self, role: str) -> str:
-        """Return what a model is built for."""
-        return self.sources[role].backend or self.engine.backend
-
-    def quantizer_of(self, role: str) -> str:
-        """Return how a model's codes of int4 are found."""
-        return self.sources[role].quantizer or self.engine.quantizer
-
-    def spec_of(self, role: str) -> CompilerSpec:
-        """Return what a recipe may ask of a model's backend; of an unknown one anything."""
-        return COMPILERS.get(self.backend_of(role), CompilerSpec(""))
-
-    @property
-    def precisions(self) -> dict[str, Precision]:
-        """Return what each model's weights are stored as."""
-        return {
-            role: Precision.of(
-                source.precision or ("int4" if source.bits else self.engine.precision),
-                source.embedding,
-                source.head,
-                source.block,
-                per_row=self.spec_of(role).row_scales,
-                calibrated=self.quantizer_of(role) == "gptq",
-                auto=bool(source.bits),
-                symmetric=source.symmetric,
-            )
-            for role, source in self.sources.items()
-        }
-
     @property
     def models(self) -> dict[str, ModelOptions]:
         """Return what it says of each model, the target first."""
         return {
-            role: ModelOptions(
-                recipe=self.path,
-                role=role,
-                source=source,
-                backend=self.backend_of(role),
-                precision=self.precisions[role],
-                bound=BitBound(source.max_kl, source.max_bytes) if source.bits else None,
-                engine=self.engine,
-                tensorrt=self.tensorrt,
-            )
+            role: ModelOptions(self.path, role, source, self.engine, self.tensorrt)
             for role, source in self.sources.items()
         }
 
@@ -172,7 +132,10 @@ def _best_here(recipe: Recipe) -> str:
     """Return the fastest backend of this machine that compiles what the recipe names."""
     best = best_backend()
     names = {
-        n for r, s in recipe.sources.items() if not s.backend for n in recipe.precisions[r].names
+        n
+        for r, s in recipe.sources.items()
+        if not s.backend
+        for n in recipe.models[r].precision.names
     }
     spec = COMPILERS[best]
     fits = names <= set(spec.precisions) and recipe.engine.batch <= spec.most_rows
@@ -227,11 +190,11 @@ def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe
             f"already ({stored.formats()}); remove it, and its bound, to keep that as it is, or "
             "build from the model's floats"
         )
-    if STORED not in recipe.spec_of(role).precisions:
+    if STORED not in recipe.models[role].spec.precisions:
         raise RecipeError(
             f"{recipe.path}: {role}.checkpoint: {source.checkpoint} is quantized "
-            f"({stored.formats()}), and the operators of {recipe.backend_of(role)} do not take its "
-            "codes and scales as they are; build for ort-cpu, or from the model's floats"
+            f"({stored.formats()}), and the operators of {recipe.models[role].backend} do not take "
+            "its codes and scales as they are; build for ort-cpu, or from the model's floats"
         )
     kept = replace(source, precision=STORED)
     return replace(recipe, target=kept) if role == "target" else replace(recipe, draft=kept)
@@ -323,10 +286,10 @@ def _engine(recipe: Recipe) -> Problems:
             f"{where}.backend is {backend!r}; this version builds {', '.join(COMPILERS)}",
         )
     for role in recipe.sources:
-        most = recipe.spec_of(role).most_rows
+        most = recipe.models[role].spec.most_rows
         yield (
             not 1 <= e.batch <= most,
-            f"engine.batch is {e.batch}, and {recipe.backend_of(role)} builds "
+            f"engine.batch is {e.batch}, and {recipe.models[role].backend} builds "
             f"{f'1 to {most}' if most > 1 else 'batch 1'}; change it, or the backend",
         )
     yield (
@@ -380,7 +343,8 @@ def _tensorrt(recipe: Recipe) -> Problems:
         f"{'.'.join(map(str, NATIVE_FROM))} passes write whole KV buffers; remove it",
     )
     yield (
-        any(recipe.spec_of(role).pads_tail for role in recipe.sources) and engine.prefill < least,
+        any(recipe.models[role].spec.pads_tail for role in recipe.sources)
+        and engine.prefill < least,
         f"engine.prefill is {engine.prefill}; with TensorRT passes near the length limit go "
         f"through it, so expected {least} or more",
     )
@@ -394,8 +358,8 @@ _FP8_KEPT = (
 
 def _weights(recipe: Recipe) -> Problems:
     for role, source in recipe.sources.items():
-        backend = recipe.backend_of(role)
-        known = recipe.spec_of(role).precisions
+        backend = recipe.models[role].backend
+        known = recipe.models[role].spec.precisions
         own = f"{role}.precision" if source.precision else "engine.precision"
         values = {own: source.precision or recipe.engine.precision or STORAGE[0]}
         kept = values[own] == STORED
@@ -418,8 +382,8 @@ def _weights(recipe: Recipe) -> Problems:
         common not in ("", *PRECISIONS, STORED),
         f"engine.precision is {common!r}; expected one of {', '.join((*PRECISIONS, STORED))}",
     )
-    for role, precision in recipe.precisions.items():
-        block = recipe.sources[role].block
+    for role, model in recipe.models.items():
+        block, precision = model.source.block, model.precision
         yield (
             block not in (0, *BLOCKS),
             f"{role}.block is {block}; expected one of {', '.join(map(str, BLOCKS))}",
@@ -431,8 +395,8 @@ def _weights(recipe: Recipe) -> Problems:
         )
         yield (
             block > 0 and precision.per_row and not precision.block,
-            f"{role}.block is {block}, and {recipe.backend_of(role)} keeps one scale for each row "
-            f"of {' and '.join(PER_ROW)}; remove it",
+            f"{role}.block is {block}, and {model.backend} keeps one scale for each row of "
+            f"{' and '.join(PER_ROW)}; remove it",
         )
 
 
@@ -466,15 +430,15 @@ def _bits(recipe: Recipe) -> Problems:
 
 
 def _quantizers(recipe: Recipe) -> Problems:
-    for role, source in recipe.sources.items():
+    for role, model in recipe.models.items():
         yield (
-            not source.symmetric and "int4" not in recipe.precisions[role].names,
+            not model.source.symmetric and "int4" not in model.precision.names,
             f"{role}.symmetric is false, and nothing of the {role} is int4; remove it, or set a "
             "precision of int4",
         )
         yield (
-            not source.symmetric and STORED not in recipe.spec_of(role).precisions,
-            f"{role}.symmetric is false, and the int4 of {recipe.backend_of(role)} has no zeros; "
+            not model.source.symmetric and STORED not in model.spec.precisions,
+            f"{role}.symmetric is false, and the int4 of {model.backend} has no zeros; "
             "remove it, or build for ort-cpu",
         )
     named = {"engine": recipe.engine.quantizer}
@@ -486,7 +450,7 @@ def _quantizers(recipe: Recipe) -> Problems:
         )
         asked = recipe.sources if where == "engine" else (where,)
         yield (
-            quantizer == "gptq" and not any(recipe.precisions[r].calibrated for r in asked),
+            quantizer == "gptq" and not any(recipe.models[r].precision.calibrated for r in asked),
             f"{where}.quantizer is 'gptq', and no layers or head of the {' and '.join(asked)} are "
             "int4; remove it, or set a precision of int4",
         )
@@ -505,7 +469,7 @@ def _is_coded(recipe: Recipe, role: str) -> bool:
 
 def _quality(recipe: Recipe) -> Problems:
     q = recipe.quality
-    quantized = [role for role, precision in recipe.precisions.items() if precision.quantizes]
+    quantized = [role for role, model in recipe.models.items() if model.precision.quantizes]
     if not q.calibration:  # of codes another thing is wrong, and settling says it
         quantized = [role for role in quantized if not _is_coded(recipe, role)]
     yield (
@@ -515,7 +479,7 @@ def _quality(recipe: Recipe) -> Problems:
         '`[quality]` with `calibration = "calibration.jsonl"`',
     )
     limits = [key for key in ("max_kl", "min_top1") if getattr(q, key) is not None]
-    stored = [role for role, precision in recipe.precisions.items() if precision.rewrites]
+    stored = [role for role, model in recipe.models.items() if model.precision.rewrites]
     yield (
         bool(limits and stored) and not q.calibration,
         f"quality.{' and '.join(limits)} cannot be held to without quality.calibration, and the "

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,13 @@ from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.cli.quality_facts import quality_lines
 from specrt.doctor import check_exporter
 from specrt.engine.backends import backend_named, notices
-from specrt.errors import BuildError, SpecrtError, how_to_install, shortage
+from specrt.errors import (
+    BuildError,
+    RecipeError,
+    SpecrtError,
+    how_to_install,
+    shortage,
+)
 from specrt.held_file import check_place, read_file, replacing
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record
@@ -262,8 +269,12 @@ def _writing(file: Path | None) -> Iterator[None]:
 
 def _read(recipe: Path, backend: str | None) -> tuple[Recipe, str]:
     """Return a recipe, and the name of its bundle's folder."""
+    from specrt_export.checkpoint.ready_recipes import ready_recipes
     from specrt_export.recipe.recipe import read_recipe
 
+    near = get_close_matches(str(recipe), ready_recipes(), n=1)
+    if near and not recipe.exists():
+        raise RecipeError(f"{recipe} does not exist; did you mean {near[0]!r}?")
     plan = read_recipe(recipe, backend=backend)
     own = plan if backend is None else read_recipe(recipe)
     return plan, _folder(plan, own.engine.backend)
@@ -315,12 +326,11 @@ def _estimate(plan: Recipe, bandwidth: float | None, as_json: bool) -> None:
     """Print what a recipe takes, and the tokens per second that memory allows."""
     from specrt.system.memory import available_bytes, measure_bandwidth
     from specrt_export.estimate.estimate import estimate
-    from specrt_export.recipe.compiler_spec import COMPILERS
 
     if bandwidth is not None and not 0 < bandwidth < math.inf:
         raise click.UsageError(f"--bandwidth is {bandwidth}; expected GB/s, more than 0")
     found = estimate(plan)
-    here = COMPILERS[plan.backend_of("target")].on_cpu
+    here = plan.models["target"].spec.on_cpu
     speed = bandwidth * 1e9 if bandwidth else None
     told = f"{bandwidth:.1f} GB/s of memory, as given" if bandwidth else ""
     if speed is None and here:

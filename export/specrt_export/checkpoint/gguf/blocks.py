@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt_export.checkpoint.codes import Codes, Floats
+from specrt_export.checkpoint.tensor_rows import widen_bf16
 
 Bytes = NDArray[np.uint8]
 
@@ -64,7 +65,7 @@ class Format:
         if self.decode is not None:
             return self.codes(rows).floats()
         if self.dtype == "BF16":
-            return (rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            return widen_bf16(rows.view("<u2"))
         return rows.view("<f2" if self.dtype == "F16" else "<f4").astype(np.float32)
 
 

@@ -29,6 +29,7 @@ from specrt.errors import CheckpointError
 from specrt.held_file import open_file
 from specrt_export.checkpoint.gguf.blocks import ABSENT, FORMATS, Format
 from specrt_export.checkpoint.safetensors_file import count_formats
+from specrt_export.checkpoint.tensor_rows import TensorRows
 
 SUFFIX = ".gguf"
 
@@ -66,6 +67,9 @@ LEAST_VALUE, LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8
 """Bytes that an entry takes at least: what a file has room for bounds what it may claim."""
 
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf")
+
+
+_BYTE = np.dtype(np.uint8)
 
 
 class Strings(Sequence[str]):
@@ -128,18 +132,10 @@ class GgufTensor:
     def rows(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Read the blocks of rows `begin` to `end`, [end - begin, row_bytes].
 
-        Plain reads: mapped pages would count as memory of this process.
         Raises: CheckpointError for a file that was cut short since.
         """
-        count = (end - begin) * self.row_bytes
-        at = self.offset + begin * self.row_bytes
-        try:
-            read = np.fromfile(self.file, np.uint8, count, offset=at)
-        except OSError as error:
-            raise CheckpointError(f"{self.file} cannot be read: {error.strerror}") from error
-        if len(read) < count:
-            raise CheckpointError(f"{self.file} ends before {self.name} does; fetch the file again")
-        return read.reshape(end - begin, self.row_bytes)
+        row = (self.row_bytes,)
+        return TensorRows(self.name, self.file, self.offset, _BYTE, row).read(begin, end)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,31 +16,18 @@ from specrt_export.checkpoint.prequantized.packed_weight import (
     PackedWeight,
     WeightLayout,
 )
-from specrt_export.checkpoint.prequantized.quantization_config import (
-    AWQ,
-    COMPRESSED,
-    FP8,
-    GPTQ,
-    Scheme,
-)
+from specrt_export.checkpoint.prequantized.quantization_config import Scheme
 from specrt_export.checkpoint.safetensors_file import FLOAT_TYPES
 
 Words = NDArray[np.uint32]
 
 Bytes = NDArray[np.uint8]
 
-PARTS = frozenset(
-    (
-        "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale",
-        "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
-        "weight_scale_inv", "weight_scale_2",
-    )
-)  # fmt: skip
-"""Tensors that only a quantized layer has; its codes may also be called `weight`."""
-
 WORDS = ("I32",)
 
 INDICES = ("I32", "I64")
+
+Reader = Callable[[LayerTensors, Scheme], PackedWeight | None]
 
 
 def packed_weight(module: LayerTensors, scheme: Scheme) -> tuple[PackedWeight, set[str]] | None:
@@ -48,12 +35,12 @@ def packed_weight(module: LayerTensors, scheme: Scheme) -> tuple[PackedWeight, s
 
     Raises: CheckpointError for tensors that do not fit each other.
     """
-    found = _READERS[scheme.method](module, scheme)
+    read, parts = LAYOUTS[scheme.method]
+    found = read(module, scheme)
     if found is None:
         return None
     layout = found.layout
-    parts = {layout.part, layout.groups, *_BESIDE[scheme.method]}
-    return found, parts
+    return found, {layout.part, layout.groups, *parts}
 
 
 def _gptq(module: LayerTensors, scheme: Scheme) -> PackedWeight | None:
@@ -352,16 +339,19 @@ def _raised(words: Words, bits: int) -> Words:
     return words + np.uint32(ones)
 
 
-_READERS = {
-    GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, FP8: _fp8,
-}  # fmt: skip
+_COMPRESSED_PARTS = (
+    "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
+)  # fmt: skip
 
-_BESIDE: Mapping[str, tuple[str, ...]] = {
-    GPTQ: ("qzeros", "scales", "g_idx"),
-    AWQ: ("qzeros", "scales"),
-    COMPRESSED: (
-        "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
-    ),
-    FP8: ("weight_scale", "weight_scale_inv"),
-}  # fmt: skip
-"""Tensors beside the codes, of each method; those that are there have been checked."""
+LAYOUTS: dict[str, tuple[Reader, tuple[str, ...]]] = {
+    "gptq": (_gptq, ("qzeros", "scales", "g_idx")),
+    "awq": (_awq, ("qzeros", "scales")),
+    "compressed-tensors": (_compressed, _COMPRESSED_PARTS),
+    "fp8": (_fp8, ("weight_scale", "weight_scale_inv")),
+}
+"""What reads a layer of each method, and the tensors it has besides the codes; those that are there
+have been checked."""
+
+PARTS = frozenset(part for _, parts in LAYOUTS.values() for part in parts)
+PARTS |= {"qweight", "weight_packed", "weight_scale_2"}
+"""Tensors that only a quantized layer has; its codes may also be called `weight`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
@@ -12,10 +12,6 @@ from specrt.errors import CheckpointError, did_you_mean
 
 KEYS = ("quantization_config", "compression_config")
 """Where a config.json says how weights are stored; the second is what older folders have."""
-
-GPTQ, AWQ, COMPRESSED, FP8 = "gptq", "awq", "compressed-tensors", "fp8"
-
-METHODS = (GPTQ, AWQ, COMPRESSED, FP8, "fbgemm_fp8")
 
 WEIGHT_ONLY = (
     "Set weight_only = true for it in the recipe, or give --weight-only with --target, to keep the "
@@ -82,10 +78,8 @@ def read_scheme(
     if key is None:
         return None
     table = _Table(path, key, config[key], [] if weight_only else None)
-    method = str(table.get("quant_method", str, COMPRESSED if key == KEYS[1] else ""))
-    read = {
-        GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, FP8: _fp8, "fbgemm_fp8": _fp8,
-    }.get(method)  # fmt: skip
+    method = str(table.get("quant_method", str, "compressed-tensors" if key == KEYS[1] else ""))
+    read = METHODS.get(method)
     if read is None:
         raise table.refused(
             "quant_method", f"one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
@@ -175,7 +169,7 @@ def _gptq(table: _Table) -> Scheme:
         raise table.refused("pack_dtype", "'int32'")
     group = table.group("group_size")
     mixed = bool(table.get("dynamic", Mapping, {}))
-    return Scheme(table.path, GPTQ, (bits,), group, mixed, first_version=version == "gptq")
+    return Scheme(table.path, "gptq", (bits,), group, mixed, first_version=version == "gptq")
 
 
 def _awq(table: _Table) -> Scheme:
@@ -185,7 +179,7 @@ def _awq(table: _Table) -> Scheme:
     version = "version" if table.get("version", str) else "format"
     if table.get(version, str, "gemm").lower() != "gemm":
         raise table.refused(version, "the layout 'gemm'")
-    return Scheme(table.path, AWQ, (4,), table.group("group_size"))
+    return Scheme(table.path, "awq", (4,), table.group("group_size"))
 
 
 def _fp8(table: _Table) -> Scheme:
@@ -195,7 +189,7 @@ def _fp8(table: _Table) -> Scheme:
         table.leave_out("activation_scheme", expected, "activations", 8, "float")
     if table.get("fmt", str, "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise table.refused("fmt", "'e4m3'")
-    return Scheme(table.path, FP8, (8,), block_shape=_block(table, "weight_block_size"))
+    return Scheme(table.path, "fp8", (8,), block_shape=_block(table, "weight_block_size"))
 
 
 def _block(table: _Table, key: str) -> tuple[int, ...]:
@@ -235,7 +229,7 @@ def _compressed(table: _Table) -> Scheme:
         raise table.refused("config_groups", "one block_structure for all weights")
     symmetric = any(one.get("symmetric", bool, True) for one in weights)
     return Scheme(
-        table.path, COMPRESSED, tuple(sorted(sizes)), max(groups), symmetric=symmetric,
+        table.path, "compressed-tensors", tuple(sorted(sizes)), max(groups), symmetric=symmetric,
         block_shape=next(iter(blocks), ()),
     )  # fmt: skip
 
@@ -278,3 +272,13 @@ def _weights_of_groups(table: _Table) -> Iterator[_Table]:
                     "input_activations", "weights alone in codes", "inputs", *_format(inputs)
                 )
         yield weights
+
+
+METHODS: dict[str, Callable[[_Table], Scheme]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+}
+"""What reads the table of each `quant_method`; `layouts.LAYOUTS` has the tensors of each."""
