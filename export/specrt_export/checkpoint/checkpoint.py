@@ -18,6 +18,7 @@ import numpy as np
 from specrt.errors import CheckpointError, first_line
 from specrt.held_file import read_file
 from specrt_export.checkpoint.codes import CodedWeight, Floats
+from specrt_export.checkpoint.config_number import whole_number
 from specrt_export.checkpoint.gguf.model import GgufModel
 from specrt_export.checkpoint.gguf.reader import SUFFIX
 from specrt_export.checkpoint.hub import (
@@ -96,6 +97,14 @@ class Checkpoint:
     def origin(self) -> Path:
         """What was named: the folder, or the GGUF file."""
         return self.folder if self.gguf is None else self.gguf.file.path
+
+    def number(
+        self, key: str, part: Mapping[str, Any] | None = None, default: int | None = None,
+        *, least: int = 1,
+    ) -> int:  # fmt: skip
+        """Return a number of config.json, or of a part of it, as `whole_number` does."""
+        config = self.config if part is None else part
+        return whole_number(config, key, self.folder / "config.json", default, least=least)
 
     @property
     def files(self) -> list[Path]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from specrt.bundle import Geometry
+from specrt_export.checkpoint.config_number import whole_number
 from specrt_export.checkpoint.task import UNBOUNDED
 from specrt_export.estimate.model_shape import (
     DECODER,
     EngineShape,
     Matrix,
     is_half,
-    whole_number,
 )
 
 ENCODER, CROSS = "encoder", "cross"

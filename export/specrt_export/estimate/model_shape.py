@@ -10,6 +10,7 @@ from typing import Any
 from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, did_you_mean
 from specrt_export.checkpoint.checkpoint import named_head, names_head
+from specrt_export.checkpoint.config_number import whole_number
 from specrt_export.heads.eagle3_format import KIND
 
 DECODER = "engine"
@@ -74,23 +75,6 @@ class EngineShape:
     """Numbers in each norm, bias and convolution, which a pass reads whole."""
     tables: tuple[int, ...] = ()
     """Numbers in each table that a pass looks rows up in: angles, positions, biases by distance."""
-
-
-def whole_number(
-    config: Mapping[str, Any], key: str, where: Path, default: int | None = None
-) -> int:
-    """Return a size of a config.json, or the default where it is left out.
-
-    Raises: CheckpointError for what is no whole number from 1.
-    """
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise CheckpointError(
-            f"{where}: {key} is {value!r}; expected a whole number from 1, as in the config.json "
-            f"of a {config.get('model_type')} model"
-        )
-    return value
 
 
 def is_half(config: Mapping[str, Any]) -> bool:

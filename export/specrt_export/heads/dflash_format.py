@@ -21,9 +21,7 @@ from specrt_export.heads.head_checkpoint import (
     check_inputs,
     check_shapes,
     check_target,
-    optional_number,
     stored_weights_of,
-    whole_number,
     with_shared,
 )
 
@@ -165,12 +163,12 @@ def _read_config(
             f"{origin} is a block head of layers of {layer.get('model_type')!r}; expected one of "
             f"{', '.join(_LAYER_TYPES)}"
         )
-    vocabulary = whole_number(target, "vocab_size")
-    count = whole_number(checkpoint, "num_hidden_layers", layer)
+    vocabulary = target.number("vocab_size")
+    count = checkpoint.number("num_hidden_layers", layer)
     for key in ("num_attention_heads", "intermediate_size"):
-        whole_number(checkpoint, key, layer)
+        checkpoint.number(key, layer)
     for key in ("num_key_value_heads", "head_dim"):
-        optional_number(checkpoint, key, layer, 1)
+        checkpoint.number(key, layer, 1)
     heads, shared = layer["num_attention_heads"], layer.get("num_key_value_heads")
     if heads % (shared or heads):
         raise CheckpointError(
@@ -178,8 +176,8 @@ def _read_config(
             "a multiple of the second: fetch the checkpoint again"
         )
     ids, guess = _inputs(checkpoint, target, count, layers)
-    size = whole_number(checkpoint, "block_size", options, least=2)
-    mask = whole_number(checkpoint, "mask_token_id", options, least=0)
+    size = checkpoint.number("block_size", options, least=2)
+    mask = checkpoint.number("mask_token_id", options, least=0)
     if size > MOST_OF_BLOCK or mask >= vocabulary:
         raise CheckpointError(
             f"{origin} has block_size {size} and mask_token_id {mask}; expected a block of up to "
@@ -187,14 +185,14 @@ def _read_config(
         )
     is_dspark = any("dspark" in name.lower() for name in head_names(checkpoint.config))
     windows, causal = _attention(checkpoint, options, layer, count)
-    rank = whole_number(checkpoint, "markov_rank", options, 0) if options.get("markov_rank") else 0
+    rank = checkpoint.number("markov_rank", options, least=0) if options.get("markov_rank") else 0
     confident = is_dspark and bool(options.get("enable_confidence_head"))
     reads = confident and rank > 0 and bool(options.get("confidence_head_with_markov"))
     return BlockConfig(
         layer=layer, layers=count, vocabulary=vocabulary,
-        scored=optional_number(checkpoint, SIZE, options, vocabulary),
-        width=whole_number(checkpoint, "hidden_size", layer),
-        target_width=whole_number(target, "hidden_size"), inputs=ids,
+        scored=checkpoint.number(SIZE, options, vocabulary),
+        width=checkpoint.number("hidden_size", layer),
+        target_width=target.number("hidden_size"), inputs=ids,
         block_size=size, mask_token_id=mask,
         predicts_next=bool(options.get("sample_from_anchor", is_dspark)),
         windows=windows, causal=causal,
@@ -227,7 +225,7 @@ def _attention(
         )
     windowed, window = _WINDOWED in types, 0
     if windowed and layer.get("use_sliding_window", True):
-        window = whole_number(checkpoint, "sliding_window", layer)
+        window = checkpoint.number("sliding_window", layer)
     told = next((options[k] for k in ("causal", "is_causal") if options.get(k) is not None), None)
     usual = not options.get("sliding_window_non_causal", False) if told is None else bool(told)
     causal = [usual and (kind == _WINDOWED or told is not None) for kind in types]
@@ -243,7 +241,7 @@ def _inputs(
     `aux_hidden_state_layer_ids` those whose inputs.
     """
     options, guess = _options(checkpoint), ""
-    there = whole_number(target, "num_hidden_layers")
+    there = target.number("num_hidden_layers")
     trained = options.get("num_target_layers")
     if trained not in (None, there):
         raise CheckpointError(

@@ -21,9 +21,7 @@ from specrt_export.heads.head_checkpoint import (
     check_inputs,
     check_shapes,
     check_target,
-    optional_number,
     stored_weights_of,
-    whole_number,
     with_shared,
 )
 
@@ -86,22 +84,22 @@ def _read_config(
             f"{origin} is a head of layers of {layer.get('model_type')!r}; expected one of "
             f"{', '.join(_LAYER_TYPES)}"
         )
-    vocabulary = whole_number(target, "vocab_size")
-    width = whole_number(checkpoint, "hidden_size", layer)
-    count = optional_number(checkpoint, "num_hidden_layers", layer, 1)
+    vocabulary = target.number("vocab_size")
+    width = checkpoint.number("hidden_size", layer)
+    count = checkpoint.number("num_hidden_layers", layer, 1)
     if "fc.weight" not in weights or "layers.0.hidden_norm.weight" not in weights:
         raise CheckpointError(
             f"{origin} has no fc.weight and hidden_norm.weight, which an EAGLE-3 head has; "
             "earlier kinds of heads are not supported: train one of EAGLE-3"
         )
-    ids, guess = _inputs(checkpoint, whole_number(target, "num_hidden_layers"), layers)
-    scored = optional_number(checkpoint, "truncated_vocab_size", config, vocabulary)
-    scored = optional_number(checkpoint, SIZE, config, scored)
+    ids, guess = _inputs(checkpoint, target.number("num_hidden_layers"), layers)
+    scored = checkpoint.number("truncated_vocab_size", config, vocabulary)
+    scored = checkpoint.number(SIZE, config, scored)
     if layer.get("rope_theta") is None and layer.get("rope_parameters") is None:
         layer["rope_theta"] = 10000.0
     flags = {flag: bool(config.get(flag, False)) for flag in _FLAGS}
     return HeadConfig(
-        layer, count, vocabulary, scored, width, whole_number(target, "hidden_size"),
+        layer, count, vocabulary, scored, width, target.number("hidden_size"),
         ids, **flags,
     ), guess  # fmt: skip
 

@@ -87,30 +87,6 @@ def check_target(target: Checkpoint) -> None:
         )
 
 
-def whole_number(
-    checkpoint: Checkpoint, key: str, config: Mapping[str, Any] | None = None, least: int = 1
-) -> int:
-    """Return a number of a config.json.
-
-    Raises: CheckpointError for what is no whole number, or too small.
-    """
-    value = (checkpoint.config if config is None else config).get(key)
-    if type(value) is not int or value < least:
-        raise CheckpointError(
-            f"{checkpoint.folder / 'config.json'} has {key} {value!r}; expected a whole number "
-            f"above {least - 1}: fetch the checkpoint again"
-        )
-    return value
-
-
-def optional_number(checkpoint: Checkpoint, key: str, config: Mapping[str, Any], usual: int) -> int:
-    """Return a number of a config.json, or the usual one where it names none.
-
-    Raises: CheckpointError for what is no whole number above 0.
-    """
-    return usual if config.get(key) is None else whole_number(checkpoint, key, config)
-
-
 def behind(outputs: Any) -> Any:
     """Return the layers that read the outputs of others; what is no list of numbers stays."""
     if not isinstance(outputs, list):
