@@ -196,7 +196,8 @@ def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer
 def test_an_interruption_leaves_no_gap_and_is_raised_once(
     tokenizer: Tokenizer, place: str, at: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, one, left = rows(padded, batch, tokenizer), alone(tokenizer), [0]
+    build = padded if batch == 1 else packed
+    made, one, left = rows(build, batch, tokenizer), alone(tokenizer), [0]
 
     def tick(honest: Callable[..., Any]) -> Callable[..., Any]:
         def ticking(*args: Any) -> Any:

@@ -190,14 +190,6 @@ def test_a_chats_tokens_are_told_by_their_bytes_where_they_are_no_text(toy: Live
     assert [one["piece"] for one in pieces] == [[byte] for byte in "日".encode()]
 
 
-def test_stop_strings_end_a_text(real: Live) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
-    whole = real.post("/v1/completions", **body)["choices"][0]["text"]
-    choice = real.post("/v1/completions", **body, stop=["return"])["choices"][0]
-    assert choice["text"] == whole[: whole.index("return")]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "return")
-
-
 SCHEMA = {
     "type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"],
     "additionalProperties": False,

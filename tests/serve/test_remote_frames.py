@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import socket
 import struct
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from hashlib import sha256
@@ -525,59 +523,3 @@ def test_a_session_counts_as_running_while_it_holds_a_row(tokenizer: Tokenizer) 
             until(lambda: gauge("num_requests_running") == 0)
             assert gauge("num_requests_waiting") == 0
             assert gauge("verify_sessions") == 1
-
-
-def cut_session(port: int, tokenizer: Tokenizer, *, midway: bool) -> None:
-    """Begin a session over a bare socket, and vanish; the client's library is not measured."""
-    hello = json.dumps(
-        {"type": "hello", "protocol": 1, "tokenizer_sha256": tokenizer.sha256,
-         "prompt_ids": PROMPT, "params": SAMPLED, "want": 20 if midway else 1}
-    ).encode()  # fmt: skip
-    with socket.create_connection(("127.0.0.1", port)) as wire:
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        wire.sendall(
-            f"GET {PATH} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-            .encode()
-        )  # fmt: skip
-
-        def read_until(kind: bytes) -> None:
-            found = b""
-            while kind not in found:
-                more = wire.recv(4096)
-                assert more, found
-                found += more
-
-        read_until(b'"welcome"')
-        mask = bytes(4)
-        wire.sendall(struct.pack(">BBH", 0x81, 0x80 | 126, len(hello)) + mask + hello)
-        read_until(b'"ready"')
-
-
-@pytest.mark.nightly
-def test_memory_is_flat_over_sessions_that_were_cut(
-    home: Generator, port: int, tokenizer: Tokenizer, sessions: VerifyEndpoint
-) -> None:
-    target: Any = home.models.target
-
-    def cut_some(count: int) -> int:
-        for number in range(count):
-            cut_session(port, tokenizer, midway=number % 3 > 0)
-            until(lambda: not sessions._links)
-        assert expected(home)
-        target.passes.clear()  # the toy engines remember what they ran
-        for row in target.rows:
-            row.calls.clear()
-            row._found.clear()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    cut_some(20)
-    tracemalloc.start()
-    try:
-        before = cut_some(20)
-        after = cut_some(200)
-    finally:
-        tracemalloc.stop()
-    assert after - before < 100_000, after - before
-    assert len(sessions._sessions) <= 2 * sessions.limits.sessions

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import specrt
+from shared import nightly_but
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError
 from specrt.params import SamplingParams
@@ -101,7 +102,10 @@ def test_an_extractor_is_that_of_the_checkpoint(whisper: Path, tmp_path: Path) -
         feature_extractor(bare)
 
 
-@pytest.mark.parametrize(("precision", "most"), [("int8", 1e-2), ("int4", 1.0)])
+PRECISIONS = [("int8", 1e-2), ("int4", 1.0)]
+
+
+@pytest.mark.parametrize(("precision", "most"), nightly_but(PRECISIONS[:1], PRECISIONS))
 def test_a_quantized_whisper_is_measured_on_recordings(
     precision: str, most: float, whisper: Path, tmp_path: Path
 ) -> None:

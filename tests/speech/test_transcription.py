@@ -15,7 +15,6 @@ from specrt.speech.log_mel import LogMel
 from specrt.speech.subtitles import srt_text, vtt_text
 from specrt.speech.transcription import (
     Recording,
-    TranscriptionOptions,
     TranscriptionSegment,
     split,
 )
@@ -211,10 +210,6 @@ def test_what_is_no_recording_is_refused(tokenizer: Tokenizer) -> None:
             Recording(np.asarray(samples), CONFIG.log_mel)
     with pytest.raises(CapacityError, match="context of this bundle is 3 tokens"):
         transcribed(sines(1), Scripted(), tokenizer, context=3, language="en")
-
-
-def test_options_are_what_they_say() -> None:
-    assert TranscriptionOptions() == TranscriptionOptions(None, "transcribe", timestamps=False)
 
 
 # Subtitles

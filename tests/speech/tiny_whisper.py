@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from specrt.speech.log_mel import Features
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.portable.exporter import export_graph
+from specrt_export.portable.attachment import attach_graph
 from speech.scripted import BEGIN, END, NO_SPEECH, SETTINGS, SILENT, START, VOCABULARY
 from support.toy import byte_level
 
@@ -18,6 +19,9 @@ LENGTH = 48
 """Tokens of the decoder's context."""
 
 BINS = 4
+
+GRAPHS = Path(__file__).with_name("tiny_whisper.tar.xz")
+"""Its graphs without weights, which a test exports anew."""
 
 RECIPE = f"""
 name = "whisper"
@@ -71,7 +75,9 @@ def save_pair(folder: Path) -> Path:
         library.WhisperFeatureExtractor(feature_size=BINS).save_pretrained(folder / role)
         for weight in model.model.decoder.parameters():
             weight.data += 0.03 * weight.data.std() * torch.randn_like(weight)
-    export_graph(Checkpoint.open(folder / "target"), folder / "target.onnx")
+    with tarfile.open(GRAPHS) as archive:
+        archive.extractall(folder, filter="data")
+    attach_graph(folder / "target.onnx", Checkpoint.open(folder / "target"))
     for part in folder.glob("target*.onnx"):
         shutil.copyfile(part, folder / part.name.replace("target", "draft"))
     (folder / "recipe.toml").write_text(RECIPE)
