@@ -23,6 +23,10 @@ Prompt = str | Sequence[int] | NDArray[np.float32]
 Of an encoder-decoder it is the source: what the encoder reads."""
 
 
+_LONGEST_TOKEN = 256
+"""Characters that a token is taken to have at most, where the tokenizer does not say it."""
+
+
 class TextStart(NamedTuple):
     """What a prompt makes a text begin with."""
 
@@ -40,7 +44,7 @@ class PromptReader:
 
     continues = True
     """Whether a text continues its prompt, which then takes KV positions."""
-    limit_name = "context of this bundle"
+    _limit_name = "context of this bundle"
     _option = "max_length"
 
     def __init__(self, models: Models, tokenizer: Tokenizer) -> None:
@@ -60,7 +64,8 @@ class PromptReader:
         """
         given: Any = prompt
         if isinstance(prompt, str):
-            self._check_text(prompt)
+            self._check_source(prompt)
+            self.check_length(prompt)
             given = self._tokenizer.encode(prompt, parse_special=parse_special)
         number = getattr(given, "shape", None) == ()  # an array, and nothing to go through
         if number or isinstance(given, bytes) or not isinstance(given, Iterable):
@@ -72,10 +77,22 @@ class PromptReader:
             raise RequestError("the prompt has no tokens; give at least one")
         if len(tokens) > self.limit:
             raise CapacityError(
-                f"the prompt has {len(tokens)} tokens, and the {self.limit_name} is {self.limit}; "
+                f"the prompt has {len(tokens)} tokens, and the {self._limit_name} is {self.limit}; "
                 f"shorten the prompt, or build with a larger `{self._option}`"
             )
         return tokens
+
+    def check_length(self, text: str) -> None:
+        """Refuse a text that is far too long, before it is tokenized.
+
+        Raises: CapacityError.
+        """
+        fewest = max(self._tokenizer.fewest(text), len(text) // _LONGEST_TOKEN)
+        if fewest > self.limit:
+            raise CapacityError(
+                f"the prompt has {len(text)} characters, which are {fewest} tokens or more, and "
+                f"the {self._limit_name} is {self.limit}; shorten the prompt"
+            )
 
     def token_ids(self, given: Iterable[object]) -> list[int]:
         """Return token ids of any integer type as ints.
@@ -106,13 +123,8 @@ class PromptReader:
     def require_continuing(self, remedy: str) -> None:
         """Raise RequestError where a prompt is the source of its text, with what else to do."""
 
-    def _check_text(self, prompt: str) -> None:
-        fewest = self._tokenizer.fewest(prompt)
-        if fewest > self.limit:
-            raise CapacityError(
-                f"the prompt has {len(prompt)} characters, which are {fewest} tokens or more, and "
-                f"the {self.limit_name} is {self.limit}; shorten the prompt"
-            )
+    def _check_source(self, prompt: str) -> None:
+        """Refuse a text that cannot be a source, where it is one."""
 
     def _begin(self, given: Sequence[int] | None) -> Sequence[int]:
         """Return what the text of an encoder-decoder begins with: the request's own, if any.
@@ -131,7 +143,7 @@ class SourcePromptReader(PromptReader):
     """Reads the prompts of an encoder-decoder: each is the source of its text."""
 
     continues = False
-    limit_name = "longest source of this bundle"
+    _limit_name = "longest source of this bundle"
     _option = "max_source"
 
     def __init__(self, models: Models, tokenizer: Tokenizer, target: ConditionedEngine) -> None:
@@ -167,9 +179,8 @@ class SourcePromptReader(PromptReader):
             f"this bundle is an encoder-decoder, whose prompt is a source it reads once: {remedy}"
         )
 
-    def _check_text(self, prompt: str) -> None:
+    def _check_source(self, prompt: str) -> None:
         """Refuse a source without text: its tokens would be those that every source has."""
-        super()._check_text(prompt)
         if not prompt.strip():
             raise RequestError(
                 f"the prompt is {prompt!r}, and this bundle reads it as the source of its text; "

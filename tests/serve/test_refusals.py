@@ -237,7 +237,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(
         TEXT: {"prompt": ["a", over]},
         "/v1/messages": {"messages": conversation, "max_tokens": 1},
     }.items():
-        assert "send less" in toy.refusal(path, 400, **body)
+        assert "shorten" in toy.refusal(path, 400, **body)
 
 
 def test_the_model_and_the_page(real: Live) -> None:

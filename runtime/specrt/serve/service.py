@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specrt.aio import AsyncStream
 from specrt.completion import Chunk, Completion, SpeculationStats
-from specrt.errors import CapacityError, RequestError, reason_of
+from specrt.errors import RequestError, reason_of
 from specrt.generator import Generator
 from specrt.params import GenerateOptions, SamplingParams
 from specrt.prompts import Prompt
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 log = logging.getLogger("specrt.serve")
-
-_WORD = 256
-"""Characters that a token is taken to have at most, where the tokenizer does not tell it."""
 
 _MOST_UNKNOWN = 100
 """Names of fields that are logged: they are the clients' own words."""
@@ -148,7 +145,7 @@ class Service:
 
         Raises: CapacityError for one that is far too long, before it is tokenized.
         """
-        self._require_room(text)
+        self.generator.reader.check_length(text)
         return self.generator.tokenizer.encode(text, special=special)
 
     def document_start(self) -> list[int]:
@@ -164,15 +161,6 @@ class Service:
                 "prompt is null, and this model has no token to begin a text with; give a prompt"
             )
         return known[:1]
-
-    def _require_room(self, text: str) -> None:
-        fewest = max(self.generator.tokenizer.fewest(text), len(text) // _WORD)
-        reader = self.generator.reader
-        if fewest > reader.limit:
-            raise CapacityError(
-                f"the text has {len(text)} characters, which cannot fit the {reader.limit_name}, "
-                f"{reader.limit} tokens; send less"
-            )
 
     async def begin(
         self,
@@ -260,9 +248,9 @@ class Service:
     ) -> list[AsyncStream]:
         generator = self.generator
         generator.reader.require_text("use /v1/audio/transcriptions")
-        for prompt in prompts:
+        for prompt in prompts:  # all, before one is tokenized
             if isinstance(prompt, str):
-                self._require_room(prompt)
+                generator.reader.check_length(prompt)
         return [s for one in prompts for s in generator.astreams(one, params, **options)]
 
 
