@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -23,6 +24,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from specrt.bundle import Bundle, ModelRecord
 from specrt.engine.backends import backend_named, open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Engine
 
 FLOAT = TensorProto.FLOAT
@@ -201,16 +203,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def open_target(bundle: Bundle, threads: int) -> Engine:
     """Open the target of a bundle."""
-    manifest, model = bundle.manifest, bundle.manifest.target
-    return open_engine(
-        manifest.backend,
-        bundle.file(model.engine),
-        model.geometry,
-        batch=1,
-        max_length=manifest.max_length,
-        max_width=manifest.max_width,
-        threads=threads,
-    )
+    return open_engine(replace(EngineSpec.of(bundle, bundle.manifest.target, threads), batch=1))
 
 
 def rival_graph(given: argparse.Namespace, bundle: Bundle) -> Callable[[int], Callable[[], None]]:

@@ -70,14 +70,27 @@ FORMAT = 3
 """Of bundles of encoder-decoders; of format 2 are those whose draft is a head or scores some of the
 entries only, and others of format 1."""
 
-TASKS = ("text-generation", "text2text-generation", "automatic-speech-recognition")
-"""What a bundle is for, in the names of transformers' pipelines."""
+TASKS = {
+    "text-generation": "decoder",
+    "text2text-generation": "text2text",
+    "automatic-speech-recognition": "speech",
+}
+"""What a bundle is for, in the names of transformers' pipelines, and the kind of its target."""
 
-KINDS = ("", "eagle3", "dflash")
-"""Of models; see `ModelRecord.kind`."""
+CHAIN_HEAD, BLOCK_HEAD = "chain head", "block head"
 
-BLOCK_KINDS = ("dflash",)
-"""Those of heads that draft a block in one pass."""
+HEADS = {"eagle3": CHAIN_HEAD, "dflash": BLOCK_HEAD}
+"""The formats of heads, which draft from the features that their target leaves, and their kinds."""
+
+KINDS = {
+    "decoder": "a language model",
+    "trimmed": "a draft that scores some entries of the vocabulary only",
+    CHAIN_HEAD: "a head that drafts a chain of tokens",
+    BLOCK_HEAD: "a head that drafts blocks of tokens",
+    "text2text": "an encoder-decoder of text",
+    "speech": "an encoder-decoder of speech",
+}
+"""The kinds of models that an engine may be of, and how errors say them."""
 
 FILE_NAME = "manifest.json"
 
@@ -179,6 +192,11 @@ class EncoderRecord:
     frames: Annotated[int, Interval(0, 10**6)] = 0
     """Of a source of features: how many it has, always."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of a model that it conditions."""
+        return "speech" if self.features else "text2text"
+
     def cross_bytes(self, layers: int, batch: int, item_bytes: int) -> int:
         """Return the bytes of all cross keys and values when full."""
         return 2 * layers * batch * self.heads * self.max_source * self.head_dim * item_bytes
@@ -215,8 +233,7 @@ class ModelRecord:
     bits: dict[str, str] | None = None
     """Of each part whose bits the build chose, what it is stored as."""
     kind: str = ""
-    """`eagle3` or `dflash` for a head that drafts from the target's features, in a chain or in a
-    block; empty for a language model."""
+    """One of `HEADS` for a head; empty for a language model."""
     features: Annotated[int, Interval(0, 10**6)] = 0
     """Width of the features that a target leaves at each position for a head, or a head reads."""
     accepted: tuple[float, ...] = ()
@@ -239,6 +256,15 @@ class ModelRecord:
         if self.encoder is None:
             return 0
         return self.encoder.cross_bytes(self.geometry.layers, batch, self.kv_item_bytes)
+
+    @property
+    def engine_kind(self) -> str:
+        """What a backend must run for its engine: a key of `KINDS`."""
+        if self.kind:
+            return HEADS[self.kind]
+        if self.encoder is not None:
+            return self.encoder.kind
+        return "trimmed" if self.vocab_map else "decoder"
 
     @property
     def quantized(self) -> bool:
@@ -275,7 +301,7 @@ class Manifest:
     """None where nothing is quantized, or there is no draft."""
     origins: dict[str, Provenance] = field(default_factory=dict)
     """Of each model, by its role; empty in bundles of before it was kept."""
-    task: str = TASKS[0]
+    task: str = "text-generation"
     """One of `TASKS`."""
     decoder_start: tuple[int, ...] = ()
     """Tokens that a text of an encoder-decoder begins with; its prompt is the source."""
@@ -403,8 +429,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          f"prefill or gammas asks for passes of {m.max_width}; expected up to {m.max_length}"),
         (any(r.quality and r.quality.top1 > 1 for r in m.models),
          "quality.top1 is above 1; expected a share"),
-        (any(r.kind not in KINDS for r in m.models),
-         f"kind is {short([r.kind for r in m.models])}; expected one of {short(KINDS)} each"),
+        (any(r.kind not in ("", *HEADS) for r in m.models),
+         f"kind is {short([r.kind for r in m.models])}; expected one of {short(('', *HEADS))} "
+         "each"),
         (any(not 0 <= share <= 1 for r in m.models for share in r.accepted),
          "accepted has a number that is no share; expected 0 to 1"),
         (m.target.kind != "" or m.target.vocab_map != "",
@@ -416,9 +443,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         (any((r.encoder.features > 0) != (r.encoder.frames > 0) for r in m.models if r.encoder),
          "an encoder has features without frames, or frames without features; expected both of "
          "speech, and none of text"),
-        (m.task not in TASKS, f"task is {short(m.task)}; expected one of {short(TASKS)}"),
-        (m.task != _task_of(m.target.encoder),
-         f"task is {short(m.task)}; expected {_task_of(m.target.encoder)!r}, which is what the "
+        (m.task not in TASKS, f"task is {short(m.task)}; expected one of {short(tuple(TASKS))}"),
+        (m.task != _task_of(m.target),
+         f"task is {short(m.task)}; expected {_task_of(m.target)!r}, which is what the "
          "target's encoder is for"),
         (len({r.encoder is None for r in m.models}) > 1,
          "one of target and draft has an encoder; expected both, or none"),
@@ -451,9 +478,10 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield from _misshapen("draft", m.draft.geometry)
 
 
-def _task_of(encoder: EncoderRecord | None) -> str:
-    """Return what a model with such an encoder is for."""
-    return TASKS[0] if encoder is None else TASKS[2 if encoder.features else 1]
+def _task_of(target: ModelRecord) -> str:
+    """Return what a bundle with such a target is for."""
+    kind = "decoder" if target.encoder is None else target.encoder.kind
+    return next((task for task, own in TASKS.items() if own == kind), "")
 
 
 def _inside(name: str) -> bool:

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import BLOCK_KINDS, GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
+from specrt.bundle import GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
 from specrt.engine.backends import (
-    BACKENDS,
     backend_of,
     check_versions,
     host_bytes,
     notices,
     open_engine,
 )
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.head_engine import trimmed
-from specrt.engine.protocol import ConditionedEngine, Engine, FusedRounds, block_of
+from specrt.engine.protocol import Engine, FusedRounds
 from specrt.errors import BundleError, RequestError
 from specrt.generation_config import GenerationConfig, read_generation_config, read_sampling
 from specrt.generator import Generator
@@ -97,12 +97,11 @@ def load(
         costs=tuning.costs if tuning else None,
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),
-        head=manifest.draft is not None and manifest.draft.kind != "",
+        draft_kind=(manifest.draft or manifest.target).engine_kind,
         decoder_start=manifest.decoder_start,
         features=(encoder.features, encoder.frames) if encoder and encoder.features else None,
         options=config.options,
         sampling=_sampling(opened),
-        block=None if draft is None else block_of(draft),
     )
     told = [*notices(manifest), *(notice for notice in (ignored, absent) if notice)]
     told += config.notices
@@ -241,65 +240,24 @@ def _open_pair(bundle: Bundle, cores: int, has_room: bool) -> tuple[Engine, Engi
     manifest = bundle.manifest
     target = _open_model(bundle, manifest.target, cores)
     try:
-        _require_sources(bundle, manifest.target, target)
         if manifest.draft is None or not has_room:
             return target, None
-        draft = _open_model(bundle, manifest.draft, cores, beside=target)
-        _require_sources(bundle, manifest.draft, draft)
-        return target, draft
+        return target, _open_model(bundle, manifest.draft, cores, target)
     except BaseException:
         target.close()
         raise
 
 
-def _require_sources(bundle: Bundle, model: ModelRecord, engine: Engine) -> None:
-    """Refuse an encoder-decoder whose engine reads no sources.
-
-    Raises: BundleError.
-    """
-    if model.encoder is not None and not isinstance(engine, ConditionedEngine):
-        raise BundleError(
-            f"{bundle.path} is an encoder-decoder, which "
-            f"{bundle.manifest.backend_of(model)} does not run; build it for `ort-cpu`, with "
-            "drafts that score the whole vocabulary"
-        )
-
-
 def _open_model(
-    bundle: Bundle, model: ModelRecord, threads: int, beside: Engine | None = None
+    bundle: Bundle, model: ModelRecord, threads: int, target: Engine | None = None
 ) -> Engine:
-    manifest = bundle.manifest
-    if (model.kind or model.vocab_map) and not backend_of(manifest, model).heads:
-        raise BundleError(
-            f"{bundle.path} has a draft that is a head or scores some entries only, which "
-            f"{manifest.backend_of(model)} does not run; build it for "
-            f"{' or '.join(name for name, one in BACKENDS.items() if one.heads)}, or with a draft "
-            "model that scores all"
-        )
-    if model.kind in BLOCK_KINDS and not backend_of(manifest, model).blocks:
-        raise BundleError(
-            f"{bundle.path} has a head that drafts blocks ({model.kind}), which "
-            f"{manifest.backend_of(model)} does not run yet; build it for `ort-cpu`, or with a "
-            "head of EAGLE-3"
-        )
     if model.encoder is not None and model.vocab_map:
         raise BundleError(
             f"{bundle.path} has a draft with an encoder that scores some entries only, which this "
             "specrt does not run yet; build it with a draft that scores all"
         )
-    engine = open_engine(
-        manifest.backend_of(model),
-        bundle.file(model.engine),
-        model.geometry,
-        files=bundle.beside(model.engine),
-        batch=manifest.batch,
-        max_length=manifest.max_length,
-        max_width=manifest.max_width,
-        threads=threads,
-        beside=beside,
-        encoder=model.encoder,
-    )
-    scored: int = getattr(engine, "scored", model.geometry.vocab_size)
+    engine = open_engine(EngineSpec.of(bundle, model, threads, target))
+    scored = engine.traits.scored or model.geometry.vocab_size
     try:
         entries = _scored_entries(bundle, model.vocab_map) if model.vocab_map else None
         said = model.geometry.vocab_size if entries is None else len(entries)

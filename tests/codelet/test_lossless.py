@@ -20,6 +20,7 @@ from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.completion import SpeculationStats
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Engine
 from specrt.errors import CapacityError
 from specrt.generator import Generator
@@ -45,16 +46,8 @@ def greedy(tokens: int) -> SamplingParams:
 def open_target(folder: Path, max_width: int | None = None) -> Engine:
     """Open the target's engine of a bundle, apart from the one the generator uses."""
     bundle = Bundle.open(folder)
-    manifest, target = bundle.manifest, bundle.manifest.target
-    return open_engine(
-        manifest.backend,
-        bundle.file(target.engine),
-        target.geometry,
-        batch=manifest.batch,
-        max_length=manifest.max_length,
-        max_width=max_width or manifest.max_width,
-        threads=1,
-    )
+    spec = EngineSpec.of(bundle, bundle.manifest.target)
+    return open_engine(replace(spec, max_width=max_width or spec.max_width))
 
 
 # Nightly 5,040 tokens, each held to plain decoding.

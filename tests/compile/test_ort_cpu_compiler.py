@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.contrib_engine import ContribEngine
 from specrt.engine.ort.ort_engine import OrtEngine
 from specrt.engine.protocol import Feed
@@ -44,10 +45,7 @@ def source(source: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
 @contextmanager
 def opened(path: Path, geometry: Any, batch: int = 1) -> Iterator[Any]:
     """Open an engine as a device does."""
-    engine = open_engine(
-        "ort-cpu", path, geometry, batch=batch, max_length=MAX_LENGTH, max_width=MAX_LENGTH,
-        threads=1,
-    )  # fmt: skip
+    engine = open_engine(EngineSpec("ort-cpu", path, geometry, batch, MAX_LENGTH, MAX_LENGTH))
     yield engine
     engine.close()
 

@@ -23,6 +23,7 @@ from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, ru
 from cpp.native_calls import Document
 from specrt.bundle import (
     FORMAT,
+    HEADS,
     Bundle,
     Geometry,
     Manifest,
@@ -58,6 +59,7 @@ UNSUPPORTED = 7
 """A status of specrt.h."""
 OUT = object()
 """Instead of a value: leave the place out."""
+KINDS = ", ".join(map(json.dumps, ("", *HEADS)))
 DAMAGE: list[tuple[str, Any, str]] = [
     ("format", 4, "has bundle format 4, and this specrt reads up to 3"),
     ("format", True, "format is true; expected a whole number from 1 to 3"),
@@ -77,7 +79,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("target/geometry/layers", 10**9, "target.geometry.layers is 1000000000"),
     ("draft/shape", 1, "draft has an unknown key"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
-    ("draft/kind", "medusa", 'kind is ("", "medusa"); expected one of ("", "eagle3", "dflash")'),
+    ("draft/kind", "medusa", f'kind is ("", "medusa"); expected one of ({KINDS})'),
     ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),
     ("target/vocab_map", "tokenizer.json", "the target is a head or has a vocab_map"),
     ("draft/kind", "eagle3", "the head reads features of width 0, and the target leaves 0"),

@@ -22,6 +22,7 @@ from cpp.conftest import NativeCalls, onnxruntime_library
 from cpp.native_calls import Case, Document
 from specrt.bundle import Bundle
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.generator import Generator
 from specrt.text.detokenizer import StopStrings
@@ -304,11 +305,7 @@ def _passes(bundle: Bundle, role: str) -> tuple[list[Document], list[Any]]:
     """Run widths up to nine, going back, and wide ones; return them, and what each left behind."""
     manifest = bundle.manifest
     model = getattr(manifest, role)
-    engine = open_engine(
-        manifest.backend_of(model), bundle.file(model.engine), model.geometry,
-        batch=manifest.batch, max_length=manifest.max_length, max_width=manifest.max_width,
-        threads=1,
-    )  # fmt: skip
+    engine = open_engine(EngineSpec.of(bundle, model))
     rng, passes, left = np.random.default_rng(6), [], []
     widest = min(engine.max_width, 33)
     plan = [(widest, 0, 1)]

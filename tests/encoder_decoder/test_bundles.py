@@ -22,6 +22,7 @@ from encoder_decoder.recipes import MAX_SOURCE, QUALITY, end_of, save_texts, wri
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.encoder_decoder_engine import EncoderDecoderEngine
 from specrt.engine.protocol import Feed, Source
 from specrt.errors import BuildError, CheckpointError, EngineError
@@ -60,15 +61,10 @@ def sources_of(bundle: Path, count: int) -> list[Source]:
 def opened(bundle: Path) -> Iterator[tuple[EncoderDecoderEngine, ...]]:
     """Open the engines of a bundle, the target first."""
     held = Bundle.open(bundle)
-    manifest, engines = held.manifest, list[Any]()
-    for model in manifest.models:
-        engine = open_engine(
-            manifest.backend, held.file(model.engine), model.geometry,
-            files=held.beside(model.engine), batch=manifest.batch, max_length=manifest.max_length,
-            max_width=manifest.max_width, threads=1, beside=engines[0] if engines else None,
-            encoder=model.encoder,
-        )  # fmt: skip
-        engines.append(engine)
+    engines = list[Any]()
+    for model in held.manifest.models:
+        target = engines[0] if engines else None
+        engines.append(open_engine(EngineSpec.of(held, model, target=target)))
     try:
         yield tuple(engines)
     finally:

@@ -139,7 +139,7 @@ BART |= {
 @pytest.mark.parametrize(
     ("engine", "config", "said"),
     [
-        ("backend = 'ort-cuda'\nprecision = 'fp16'", {}, "ort-cuda builds none yet"),
+        ("backend = 'ort-cuda'\nprecision = 'fp16'", {}, "ort-cuda does not run yet"),
         ("max_source = 5", LLAMA, "reads no source"),
         ("max_source = 9", BART, "more than the 8 positions"),
         ("", {"d_ff": "wide"}, "d_ff is 'wide'; expected a whole number"),

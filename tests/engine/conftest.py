@@ -15,6 +15,7 @@ from engine.tensorrt_site import site as site
 from shared import locked, shared_folder
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
@@ -79,13 +80,12 @@ def opener(compiled: Callable[[str], Path], geometry: Geometry) -> Iterator[Open
     made: list[Engine] = []
 
     def opened(name: str = f"fp32 {BATCH}", **options: Any) -> Engine:
-        options = {"max_length": MAX_LENGTH, "max_width": MAX_WIDTH, **options}
-        if name == "cuda":
-            options = {"device": "cpu", "batch": 1, **options}
-            engine: Engine = OrtCudaEngine(compiled(name), geometry, **options)
-        else:
-            options.setdefault("batch", int(name.split()[1]))
-            engine = open_engine("ort-cpu", compiled(name), geometry, threads=1, **options)
+        batch = 1 if name == "cuda" else int(name.split()[1])
+        sizes = {"batch": batch, "max_length": MAX_LENGTH, "max_width": MAX_WIDTH}
+        sizes |= {key: options.pop(key) for key in sizes.keys() & options.keys()}
+        spec = EngineSpec("ort-cpu", compiled(name), geometry, **sizes)
+        options = {"device": "cpu", **options}
+        engine = OrtCudaEngine(spec, **options) if name == "cuda" else open_engine(spec)
         made.append(engine)
         return engine
 

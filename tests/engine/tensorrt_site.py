@@ -13,6 +13,7 @@ import pytest
 
 from specrt.bundle import FORMAT, Manifest, ModelRecord, hash_file
 from specrt.engine.backends import BACKENDS
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.kernels import LAYOUT
 from specrt.engine.tensorrt import engine as opening
 from specrt.engine.tensorrt import engine_record, library
@@ -108,9 +109,9 @@ class Site:
         self.devices.append(DoubleDevice(cuda=self.cuda))
         return self.devices[-1]
 
-    def table(self, path: Path, geometry: Any, **_: Any) -> TableEngine:
-        self.tables.append(self.toys[path])
-        return self.toys[path]
+    def table(self, spec: EngineSpec) -> TableEngine:
+        self.tables.append(self.toys[spec.path])
+        return self.toys[spec.path]
 
     def hold_closed(self) -> None:
         """Say that nothing is open, and all was given back."""
@@ -127,7 +128,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(opening, "open_library", made.libraries.__getitem__)
     for module in (engine_record, library):
         monkeypatch.setattr(module, "survey", lambda: MACHINE)
-    cpu = replace(BACKENDS["ort-cpu"], open=made.table)
+    cpu = replace(BACKENDS["ort-cpu"], runs={"decoder": made.table})
     monkeypatch.setitem(BACKENDS, "ort-cpu", cpu)
     yield made
     made.hold_closed()

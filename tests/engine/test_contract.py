@@ -57,7 +57,7 @@ class Subject:
 
     @property
     def most_rows(self) -> int:
-        return int(getattr(self.engine, "max_rows", self.engine.max_width))
+        return int(self.engine.max_rows)
 
     def tokens(self, seed: int, width: int) -> NDArray[np.int64]:
         vocabulary = self.engine.geometry.vocab_size

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine.conftest import MAX_LENGTH, MAX_WIDTH
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.ort.onnx_file import files_of, mapped_weights
 from specrt.errors import BundleError, EngineError
@@ -102,10 +103,8 @@ def test_a_cpu_reads_what_was_held_whatever_has_its_name_now(
     path = tmp_path / "it" / "engine.onnx"
 
     def logits(files: Mapping[str, HeldFile] | None = None) -> bytes:
-        engine = open_engine(
-            "ort-cpu", path, geometry, batch=1, max_length=MAX_LENGTH, max_width=MAX_WIDTH,
-            threads=1, files=files,
-        )  # fmt: skip
+        spec = EngineSpec("ort-cpu", path, geometry, 1, MAX_LENGTH, MAX_WIDTH, held=files)
+        engine = open_engine(spec)
         try:
             return bytes(engine.forward([[1, 2, 3]], 0).logits.tobytes())
         finally:
@@ -133,12 +132,12 @@ def test_what_a_library_opens_by_its_name_is_compared_afterwards(
     for name in ("engine.onnx", "engine.data"):
         (tmp_path / name).write_bytes(compiled("cuda").with_name(name).read_bytes())
     path, held = tmp_path / "engine.onnx", hold_folder(tmp_path)
-    limits = {"batch": 1, "max_length": MAX_LENGTH, "max_width": MAX_WIDTH, "device": "cpu"}
-    OrtCudaEngine(path, geometry, files=held, **limits).close()  # type: ignore[arg-type]
+    spec = EngineSpec("ort-cuda", path, geometry, 1, MAX_LENGTH, MAX_WIDTH, held=held)
+    OrtCudaEngine(spec, "cpu").close()
     (tmp_path / "other").write_bytes(path.with_name("engine.data").read_bytes())
     (tmp_path / "other").replace(path.with_name("engine.data"))
     with pytest.raises(BundleError, match=r"engine\.data was replaced while it was opened"):
-        OrtCudaEngine(path, geometry, files=held, **limits)  # type: ignore[arg-type]
+        OrtCudaEngine(spec, "cpu")
     held.pop("engine.data")
     with pytest.raises(EngineError, match=r"needs the file 'engine\.data'"):
-        OrtCudaEngine(path, geometry, files=held, **limits)  # type: ignore[arg-type]
+        OrtCudaEngine(spec, "cpu")

@@ -15,6 +15,7 @@ import pytest
 
 from engine.conftest import MAX_LENGTH, MAX_WIDTH, Opener
 from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort import cuda_engine
 from specrt.engine.ort.cuda_engine import PROVIDER, OrtCudaEngine
 from specrt.errors import EngineError
@@ -114,10 +115,12 @@ def test_an_engine_of_another_shape_or_damaged_is_refused(
 ) -> None:
     with pytest.raises(EngineError, match=r"key\.0 has shape .*96.* and the manifest says .*48"):
         opener("cuda", max_length=48)
-    limits = {"batch": 1, "max_length": MAX_LENGTH, "max_width": MAX_WIDTH, "device": "cpu"}
     (tmp_path / "engine.onnx").write_bytes(b"not a graph")
     with pytest.raises(EngineError, match=r"no sound graph .*build the bundle again"):
-        OrtCudaEngine(tmp_path / "engine.onnx", geometry, **limits)
+        OrtCudaEngine(
+            EngineSpec("ort-cuda", tmp_path / "engine.onnx", geometry, 1, MAX_LENGTH, MAX_WIDTH),
+            "cpu",
+        )
 
 
 LOOKED_FOR = """

@@ -14,6 +14,7 @@ from gpucheck.settings import RunSettings
 from gpucheck.workbench import Workbench
 
 from gpu.gpu_double import GpuDouble
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from support.tensorrt_double import double_of
@@ -135,7 +136,7 @@ def test_a_grown_target_still_says_what_codelet_does(
         assert wanted.items() <= found.facts.items()
     built = bench.target("1B", "fp16", "ort-cuda")
     engine = OrtCudaEngine(
-        built.path, built.geometry, batch=1, max_length=2048, max_width=256, device="cpu"
+        EngineSpec("ort-cuda", built.path, built.geometry, 1, 2048, 256), device="cpu"
     )
     tolerance = correctness.GROWN["fp16"]
     correctness.check_logits(engine, bench.reference("target"), tolerance, evidence)

@@ -12,6 +12,7 @@ import pytest
 from gpucheck.correctness import check_logits, check_replays
 from gpucheck.evidence import Evidence
 
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine, missing, unloadable
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import GraphRun
@@ -44,10 +45,9 @@ def test_logits_are_those_of_the_portable_graph_replayed_or_launched(
     )
 
     def opened(capture: bool) -> OrtCudaEngine:
-        return OrtCudaEngine(
-            tmp_path / "engine.onnx", model.geometry, batch=1, max_length=MAX_LENGTH,
-            max_width=MAX_WIDTH, capture=capture,
-        )  # fmt: skip
+        path = tmp_path / "engine.onnx"
+        spec = EngineSpec("ort-cuda", path, model.geometry, 1, MAX_LENGTH, MAX_WIDTH)
+        return OrtCudaEngine(spec, capture=capture)
 
     with closing(opened(True)) as engine:
         assert [engine.captures(width, 1) for width in (CAPTURES, CAPTURES + 1)] == [True, False]

@@ -19,6 +19,7 @@ import specrt
 from heads.blocks import BLOCK, save_block_head
 from heads.conftest import RECIPE, VOCABULARY
 from shared import nightly_but
+from specrt.bundle import BLOCK_HEAD
 from specrt.engine.backends import BACKENDS
 from specrt.engine.ort.block_engine import BLOCK as BLOCK_FACTS
 from specrt.engine.ort.block_engine import read_block
@@ -27,7 +28,7 @@ from specrt.errors import BundleError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
-from specrt.speculation.drafters import BlockDrafter, HeadDrafter, ModelDrafter
+from specrt.speculation.drafters import DRAFT_KINDS, BlockDrafter, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round
@@ -151,10 +152,8 @@ class Rounds:
         return [int(t) for t in self._rng.integers(0, VOCABULARY, count)]
 
     def _drafter(self, gamma: int) -> ModelDrafter:
-        settings = self._cache, SamplingParams(), Noise(0), FixedGamma(gamma)
-        if self._models.block is not None:
-            return BlockDrafter(*settings, self._models.block, VOCABULARY)
-        return HeadDrafter(*settings, VOCABULARY)
+        settings = self._cache, SamplingParams(), Noise(0), FixedGamma(gamma), VOCABULARY
+        return DRAFT_KINDS[self._models.draft_kind](*settings)
 
     def step(self, draft: Draft | None = None) -> bool:
         """Run a round; with `draft`, tell whether the head drafts the same tokens.
@@ -227,12 +226,9 @@ def test_the_head_tells_how_sure_it_is(
     """The confidences of a proposal are those of the confidence head, where there is one."""
     models, tokens = generator.models, PROMPTS[0]
     assert models.draft is not None
-    assert models.block is not None
     run(KVCache(models.target).feed(tokens, 1))
     for params in (SamplingParams(), SamplingParams(temperature=1.0, verifier="rejection")):
-        drafter = BlockDrafter(
-            KVCache(models.draft), params, Noise(0), FixedGamma(5), models.block, VOCABULARY
-        )
+        drafter = BlockDrafter(KVCache(models.draft), params, Noise(0), FixedGamma(5), VOCABULARY)
         proposal = run(drafter.propose(tokens, 20))
         reference = Torch(target, head)
         reference(tokens, 5)
@@ -295,9 +291,10 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
 def test_rows_beside_each_other_are_scored_as_they_are_alone(generator: Generator) -> None:
     """Whatever another row has in the same pass, and between two of them."""
     models, (one, two) = generator.models, PROMPTS[:2]
-    target, draft, block = models.target, models.draft, models.block
+    target, draft = models.target, models.draft
     assert isinstance(target, PackedEngine)
     assert isinstance(draft, PackedEngine)
+    block = draft.traits.block
     assert block is not None
     target.forward_rows((Feed(0, one, 0, 1), Feed(1, two, 0, 1)))
     own, other = Feed(0, one, 0, 5), Feed(1, two, 0, 3)
@@ -327,8 +324,10 @@ def test_a_backend_that_drafts_no_blocks_refuses_them_by_name(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever other heads it runs."""
-    monkeypatch.setitem(BACKENDS, "ort-cpu", replace(BACKENDS["ort-cpu"], blocks=False))
-    with pytest.raises(BundleError, match=r"drafts blocks \(dflash\), which ort-cpu does not run"):
+    runs = BACKENDS["ort-cpu"].runs
+    without = {kind: opened for kind, opened in runs.items() if kind != BLOCK_HEAD}
+    monkeypatch.setitem(BACKENDS, "ort-cpu", replace(BACKENDS["ort-cpu"], runs=without))
+    with pytest.raises(BundleError, match=r"drafts blocks .* which ort-cpu does not run"):
         specrt.load(bundle)
 
 
@@ -340,7 +339,9 @@ def test_a_backend_that_runs_no_heads_is_told_with_those_that_do(
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["draft"]["backend"] = "ort-cuda"
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"ort-cuda does not run; build it for tensorrt or .*cpu"):
+    with pytest.raises(
+        BundleError, match=r"ort-cuda does not run yet; build the pair for tensorrt or .*cpu"
+    ):
         specrt.load(folder)
 
 

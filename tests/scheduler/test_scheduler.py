@@ -21,7 +21,7 @@ from scheduler.support import (
     target_of,
 )
 from specrt.completion import Stream
-from specrt.engine.protocol import BlockShape
+from specrt.engine.protocol import BlockShape, EngineTraits
 from specrt.errors import RequestError
 from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
@@ -206,8 +206,8 @@ def test_rows_of_a_head_that_drafts_blocks_pay_for_one_pass(
         return SharedStep(costs, most, padded=padded)
 
     models = models_of(packed, 4, tokenizer)
-    block = BlockShape(9, 0, 8, chained)
-    Scheduler(replace(models, block=block, auto=AutoFactory(AutoGamma, step)))
+    models.draft.traits = EngineTraits(block=BlockShape(9, 0, 8, chained))
+    Scheduler(replace(models, auto=AutoFactory(AutoGamma, step)))
     assert told[0].one_pass != chained
 
 

@@ -19,6 +19,7 @@ class PackedTable:
         self.geometry = rows[0].geometry
         self.batch = len(rows)
         self.max_length, self.max_width = rows[0].max_length, rows[0].max_width
+        self.max_rows, self.traits = rows[0].max_rows, rows[0].traits
         self.passes: list[list[Feed]] = []
 
     def forward_rows(self, feeds: Sequence[Feed]) -> list[TableOutput]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Drafted
 from specrt.engine.tensorrt.device import ALIGNMENT
 from specrt.engine.tensorrt.engine import TensorRtEngine
@@ -368,11 +369,10 @@ def opened(
     library = library_double(own.backend, cuda=device.cuda)
     engine = EngineDouble(device.cuda, library.logger.log, own, toy)
     engine.broken_at = broken_at
-    plan = TrtPlan(Path("nowhere", "engine.plan"), library, device, None, engine)
-    return TensorRtEngine(
-        plan, device, record or own, geometry_of(toy), batch=toy.batch,
-        max_length=toy.max_length, max_width=PREFILL, capture=capture,
-    )  # fmt: skip
+    path = Path("nowhere", "engine.plan")
+    plan = TrtPlan(path, library, device, None, engine)
+    spec = EngineSpec(own.backend, path, geometry_of(toy), toy.batch, toy.max_length, PREFILL)
+    return TensorRtEngine(plan, device, record or own, spec, capture=capture)
 
 
 def double_of(engine: TensorRtEngine) -> EngineDouble:

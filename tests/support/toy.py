@@ -20,7 +20,7 @@ from tokenizers import (
 )
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Candidates, check_bounds
+from specrt.engine.protocol import Candidates, EngineTraits, check_bounds
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
@@ -80,6 +80,7 @@ class TableEngine:
     ) -> None:
         self.geometry = Geometry(1, 1, 1, 1, vocab, max_length, (0,))
         self.batch, self.max_length, self.max_width = batch, max_length, max_width
+        self.max_rows, self.traits = max_width, EngineTraits()
         rng = np.random.default_rng(seed)
         self.table = (rng.standard_normal((_ROWS, vocab)) * scale).astype(np.float32)
         self.memory = memory

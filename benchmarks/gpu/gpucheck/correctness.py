@@ -62,7 +62,7 @@ def random_text(engine: Any, count: int, seed: int = 0) -> Ids:
 
 def most_rows(engine: Any) -> int:
     """Return how many rows a pass may score; the plan of a draft scores one."""
-    return int(getattr(engine, "max_rows", engine.max_width))
+    return int(engine.max_rows)
 
 
 def feed(engine: Engine, tokens: Ids, start: int, rows: int | None = None) -> Pass:

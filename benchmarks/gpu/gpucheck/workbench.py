@@ -33,13 +33,14 @@ from gpucheck.settings import (
     RunSettings,
 )
 from specrt.bundle import Geometry, read_manifest
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.engine.tensorrt.device import CudaDevice, cuda_bindings
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.fused_round import fused_rounds
-from specrt.engine.tensorrt.head import beside_target
+from specrt.engine.tensorrt.head import TensorRtHead
 from specrt.engine.tensorrt.library import (
     DECOMPOSED,
     NATIVE,
@@ -140,14 +141,14 @@ class Workbench(Machine):
 
     def open(self, built: Built, device: Any = None, *, capture: bool = True) -> Engine:
         """Open an engine, whether or not its library lists this GPU."""
-        limits: Any = {"max_length": built.max_length, "max_width": built.max_width}
+        spec = EngineSpec(
+            built.backend, built.path, built.geometry, 1, built.max_length, built.max_width
+        )
         if built.backend in TENSORRT:
             record = built.record
             plan = open_plan(built.path, open_library(built.backend), device, record.wants)
-            return TensorRtEngine(
-                plan, device, record, built.geometry, batch=1, capture=capture, **limits
-            )
-        return OrtCudaEngine(built.path, built.geometry, batch=1, capture=capture, **limits)
+            return TensorRtEngine(plan, device, record, spec, capture=capture)
+        return OrtCudaEngine(spec, capture=capture)
 
     @contextmanager
     def engines(self, *models: Built) -> Iterator[list[Any]]:
@@ -169,8 +170,8 @@ class Workbench(Machine):
         with self.engines(target, draft) as engines:
             gammas = (0, *self.settings.gammas)
             one, other = engines
-            if isinstance(other, TensorRtEngine):
-                other = beside_target(other, one)
+            if isinstance(other, TensorRtEngine) and other.model.record.hidden:
+                other = TensorRtHead(other, one)
             yield Generator(Models(one, other, gammas, rounds=fused_rounds(one, other)), tokenizer)
 
     @contextmanager

@@ -146,7 +146,7 @@ class _Comparison:
         starts = [start - row % min(_RAGGED, start + 1) for row in range(len(tokens))]
         piece = np.stack([t[s : s + width] for t, s in zip(tokens, starts, strict=True)])
         scored = min(width, self._scored())
-        rows, features = range(width - scored, width), getattr(self.engine, "features", None)
+        rows, features = range(width - scored, width), self.engine.traits.features
         if features is None:
             expected = self.reference(piece, starts, rows)[0]
             return self._error(expected, self.engine.forward(piece, starts, scored), start, width)

@@ -20,7 +20,6 @@ from specrt.engine.protocol import ConditionedEngine, Engine, Feed, PackedEngine
 from specrt.errors import BuildError
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, open_ort_cpu
-from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable.external_data import external_tensors, location
 from specrt_export.portable.graph import (
     PASS_BYTES,
@@ -269,9 +268,7 @@ class QualityGate:
             original.graph, original.weights, whole, options.max_length, batch=options.batch,
             max_source=options.max_source,
         )  # fmt: skip
-        with open_ort_cpu(
-            whole / ENGINE, lowered.geometry, options, self.max_width, encoder=lowered.encoder
-        ) as engine:
+        with open_ort_cpu(lowered, options, self.max_width) as engine:
             yield EngineScorer(engine)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from specrt.bundle import Bundle, Geometry, Manifest
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.kernels import KERNELS, SWITCH, aligned_zeros, missing_kernels
 from specrt.engine.ort.onnx_file import mapped_weights
 from specrt.engine.ort.ort_engine import bind_input, bind_output, shared_pool, silent_options
@@ -259,12 +260,8 @@ def measure_kernels(
     stored = [_Weights.of(node, mapped) for node in nodes]
     formats = dict.fromkeys(w.format for w in stored)
     multiply_adds = {f: sum(w.weights for w in stored if w.format == f) for f in formats}
-    engine = first_row(
-        open_engine(
-            _CPU, engine_file, target.geometry, batch=manifest.batch,
-            max_length=manifest.max_length, max_width=manifest.max_width, threads=threads,
-        )
-    )  # fmt: skip
+    spec = replace(EngineSpec.of(bundle, target, threads), held=None)
+    engine = first_row(open_engine(spec))
     products, beside = _products(nodes, stored, threads), _library_products(stored, threads)
     attention = _Attention(graph, mapped, target.geometry, manifest.max_length, threads)
     fitting = [w for w in widths if w <= manifest.max_width]

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from specrt.bundle import HEADS
 from specrt.errors import CheckpointError, first_line
 from specrt.held_file import read_file
 from specrt_export.checkpoint.codes import CodedWeight, Floats
@@ -179,9 +180,10 @@ class Checkpoint:
         _check_adapter(folder)
         path = folder / "config.json"
         config = _json(path, "a checkpoint folder holds one")
-        if names_head(config) and not config_only:
+        head = named_head(config)
+        if head and not config_only:
             folder = _with_pickle(folder, name_or_path, revision)
-        weights = {} if config_only else _weights(folder, converts=names_head(config))
+        weights = {} if config_only else _weights(folder, converts=head is not None)
         part = text_config(config)
         if part is not config:
             config, weights = part, _text_weights(weights)
@@ -329,8 +331,8 @@ def _json(path: Path, why: str) -> dict[str, Any]:
     return data
 
 
-HEAD_NAMES = {"eagle3": ("eagle3",), "dflash": ("dflash", "dspark")}
-"""By format of heads, what the names of their classes have in them."""
+HEAD_NAMES = {**{kind: kind for kind in HEADS}, "dspark": "dflash"}
+"""The format of a head, by what the name of its class has in it."""
 
 
 def head_names(config: Mapping[str, Any]) -> list[str]:
@@ -342,14 +344,8 @@ def head_names(config: Mapping[str, Any]) -> list[str]:
 
 def named_head(config: Mapping[str, Any]) -> str | None:
     """Return the format of the head whose class a config.json names; None where it does not."""
-    names = [name.lower() for name in head_names(config)]
-    kinds = HEAD_NAMES.items()
-    return next((k for k, parts in kinds if any(p in n for n in names for p in parts)), None)
-
-
-def names_head(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json names the class of a head."""
-    return named_head(config) is not None
+    names = " ".join(head_names(config)).lower()
+    return next((kind for part, kind in HEAD_NAMES.items() if part in names), None)
 
 
 PICKLE = "pytorch_model.bin"

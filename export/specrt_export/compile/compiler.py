@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from specrt.bundle import EncoderRecord, Geometry
-from specrt.engine.protocol import Engine
+from specrt.bundle import HEADS, EncoderRecord, Geometry
+from specrt.engine.protocol import Engine, EngineTraits
 from specrt_export.portable.graph import SourceGeometry, parts_beside
 from specrt_export.recipe.model_options import ModelOptions
 
@@ -57,12 +57,20 @@ class LoweredModel:
     warning: str = ""
     """What may keep this machine from checking or compiling it, and the remedy."""
 
+    @property
+    def engine_kind(self) -> str:
+        """What a backend must run for it: a key of `KINDS`."""
+        if self.model_type in HEADS:
+            return HEADS[self.model_type]
+        return self.encoder.kind if self.encoder else "decoder"
+
 
 class MadeUpTarget:
     """What a head reads where there is no target: features that are the same every time."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         self.features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        self.traits = EngineTraits(features=self.features)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from specrt.bundle import EncoderRecord, Geometry
+from specrt.bundle import HEADS, EncoderRecord
 from specrt.engine.backends import open_engine
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.encoder_decoder_engine import NEEDS_KERNELS
 from specrt.engine.ort.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort.ort_engine import silent_options
@@ -30,7 +31,6 @@ from specrt_export.compile.compiler import (
     encoder_record,
 )
 from specrt_export.heads.dflash_format import CONTEXT
-from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.encoder_lowering import lower_encoder
 from specrt_export.lower.lazy_tensor import (
@@ -91,15 +91,13 @@ class OrtCpuCompiler:
         self, lowered: LoweredModel, max_width: int, *, exact: bool = False
     ) -> Iterator[Engine]:
         """Open the engine; an exact one multiplies with fp32 activations."""
-        file, options = lowered.folder / ENGINE, self.model.engine
-        shape = options.batch, options.max_length, lowered.features
-        beside = MadeUpTarget(shape) if lowered.model_type in HEAD_FORMATS else None
-        encoder = lowered.encoder
+        file = lowered.folder / ENGINE
         with ExitStack() as copies:
             if exact:
                 file = copies.enter_context(exact_copy(file))
-                encoder = encoder and _exact_parts(encoder, lowered.folder, copies)
-            opened = open_ort_cpu(file, lowered.geometry, options, max_width, beside, encoder)
+                encoder = lowered.encoder and _exact_parts(lowered.encoder, lowered.folder, copies)
+                lowered = replace(lowered, encoder=encoder)
+            opened = open_ort_cpu(lowered, self.model.engine, max_width, file)
             yield copies.enter_context(opened)
 
     def compile(
@@ -120,24 +118,21 @@ def _exact_parts(encoder: EncoderRecord, folder: Path, copies: ExitStack) -> Enc
 
 @contextmanager
 def open_ort_cpu(
-    path: Path, geometry: Geometry, options: EngineOptions, max_width: int,
-    beside: Any = None, encoder: EncoderRecord | None = None,
-) -> Iterator[Engine]:  # fmt: skip
-    """Open an engine with all cores, and close it; a head reads what `beside` has.
+    lowered: LoweredModel, options: EngineOptions, max_width: int, file: Path | None = None
+) -> Iterator[Engine]:
+    """Open an engine, or a copy of it in its folder, with all cores, and close it.
 
-    A decoder is conditioned by the `encoder` in its folder.
+    A head reads features that are made up.
     """
+    shape = options.batch, options.max_length, lowered.features
+    target: Any = MadeUpTarget(shape) if lowered.model_type in HEADS else None
     engine = open_engine(
-        BACKEND,
-        path,
-        geometry,
-        batch=options.batch,
-        max_length=options.max_length,
-        max_width=max_width,
-        threads=len(os.sched_getaffinity(0)),
-        beside=beside,
-        encoder=encoder,
-    )
+        EngineSpec(
+            BACKEND, file or lowered.folder / ENGINE, lowered.geometry, options.batch,
+            options.max_length, max_width, len(os.sched_getaffinity(0)), lowered.engine_kind,
+            lowered.encoder, target,
+        )
+    )  # fmt: skip
     try:
         yield engine
     finally:

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import CAPTURED, OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
@@ -154,10 +155,8 @@ def on_cpu(engine: Path, geometry: Geometry, max_length: int, max_width: int) ->
     """Open the ort-cuda engine of a folder on the CPU provider."""
     with tempfile.TemporaryDirectory(dir=engine.parent) as scratch:
         folder = widened_folder(engine, Path(scratch))
-        opened = OrtCudaEngine(
-            folder / ENGINE, geometry, batch=1, max_length=max_length, max_width=max_width,
-            device="cpu",
-        )  # fmt: skip
+        spec = EngineSpec("ort-cuda", folder / ENGINE, geometry, 1, max_length, max_width)
+        opened = OrtCudaEngine(spec, device="cpu")
         try:
             yield opened
         finally:

@@ -16,13 +16,14 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import EncoderRecord, Geometry
+from specrt.bundle import CHAIN_HEAD, EncoderRecord, Geometry
 from specrt.engine.head_engine import HeadEngine
 from specrt.engine.ort.ort_engine import check_hidden, silent_options, widths
 from specrt.engine.protocol import (
     Candidates,
     Confidence,
     Engine,
+    EngineTraits,
     Feed,
     Logits,
     Source,
@@ -58,7 +59,7 @@ from specrt_export.compile.compiler import (
 )
 from specrt_export.compile.network import CURRENT, check_options, profiles, source_profiles
 from specrt_export.compile.plan_builder import SUFFIX, build_plan
-from specrt_export.heads.eagle3_format import HIDDEN, KIND
+from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lint import lint
 from specrt_export.lower.half import widened_folder
 from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, write_engine
@@ -226,7 +227,8 @@ class TensorRtCompiler:
                 kv_lengths=self.kv_lengths,
             )  # fmt: skip
             try:
-                yield self._as_head(engine, lowered) if lowered.model_type == KIND else engine
+                is_head = lowered.engine_kind == CHAIN_HEAD
+                yield self._as_head(engine, lowered) if is_head else engine
             finally:
                 engine.close()
 
@@ -300,7 +302,7 @@ class TensorRtCompiler:
     def _catch_up(self, lowered: LoweredModel) -> int:
         """Return how many tokens a draft lacks at most after a round of its own."""
         most = max(self.model.engine.gammas, default=0) + 1
-        return max(PENDING, most) if lowered.model_type == KIND else PENDING
+        return max(PENDING, most) if lowered.engine_kind == CHAIN_HEAD else PENDING
 
     def _capabilities(self, graph: onnx.ModelProto) -> tuple[str, ...]:
         """Return what to build for; where the recipe names none, all that has a graph's types.
@@ -404,12 +406,13 @@ class LoweredEngine:
     ) -> None:  # fmt: skip
         self.geometry = geometry
         self.batch = batch
-        self.max_length = self.max_width = max_length
+        self.max_length = self.max_width = self.max_rows = max_length
         self._path, self._kv_lengths = path, kv_lengths
         self._session = _session(path)
         self._names = [output.name for output in self._session.get_outputs()]
         left = widths(self._session.get_outputs()).get("feature")
         self.features = np.zeros((batch, max_length, left), np.float32) if left else None
+        self.traits = EngineTraits(features=self.features)
         self._caches = {
             value.name: np.zeros(value.shape, _TYPES[value.type])
             for value in self._session.get_inputs()
@@ -553,6 +556,7 @@ class LoweredRows:
         self.batch = engine.batch
         self.max_length = engine.max_length
         self.max_width = engine.max_width
+        self.max_rows, self.traits = engine.max_rows, engine.traits
         self.close = engine.close
         self.forward = engine.forward
         self._engine = engine

@@ -263,11 +263,11 @@ def _source_positions(model: ModelOptions, shape: ModelShape | EncoderDecoderSha
 
     Raises: BuildError, RecipeError.
     """
-    name, reads = model.source.checkpoint, isinstance(shape, EncoderDecoderShape)
-    if problem := model.source_problem(name, reads=reads):
-        raise RecipeError(f"{model.recipe}: {problem}")
+    name = model.source.checkpoint
     if isinstance(shape, ModelShape):
+        model.require_kind("decoder", name, RecipeError)
         return 0
+    model.require_kind("speech" if shape.features else "text2text", name, RecipeError)
     return model.engine.source_positions(shape.trained_source, features=shape.features > 0)
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrt.bundle import Geometry
+from specrt.bundle import CHAIN_HEAD, HEADS, Geometry
 from specrt.errors import CheckpointError, did_you_mean
-from specrt_export.checkpoint.checkpoint import named_head, names_head
+from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
-from specrt_export.heads.eagle3_format import KIND
 
 DECODER = "engine"
 """What the engine of a decoder is called: its file, and its figures in JSON."""
@@ -112,7 +111,7 @@ class ModelShape:
             are, and `others` that are read elsewhere.
         """
         config = {**config, **config["text_config"]} if "text_config" in config else config
-        if names_head(config):
+        if named_head(config):
             config = {**config, **config.get("transformer_layer_config", {})}
         kind = config.get("model_type")
         known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
@@ -174,7 +173,7 @@ class ModelShape:
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
         for layer in range(g.layers):
             # The feature beside each token, where a head reads pairs.
-            beside = hidden if self.head == KIND and not layer else 0
+            beside = hidden if HEADS.get(self.head) == CHAIN_HEAD and not layer else 0
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)
             yield Matrix("layers", 2 * self.intermediate, hidden)

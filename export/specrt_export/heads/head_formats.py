@@ -1,4 +1,4 @@
-"""The formats of heads, in one table: a new one is an entry here, and a name in `HEAD_NAMES`."""
+"""The formats of heads, in one table: a new one is an entry here, and one of `bundle.HEADS`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ class HeadFormat(NamedTuple):
 
     read: Callable[[Checkpoint, Checkpoint, tuple[int, ...]], HeadCheckpoint]
     """Reads a head for a target; the layers given replace those that it names."""
-    backends: tuple[str, ...]
-    """The backends that have engines for such heads."""
     weights: frozenset[str]
     """Names of weights that no model has, by which a head is known whose class says nothing."""
     feature: str
@@ -40,7 +38,6 @@ _HEADS, _PORTABLE, _CHECK = (f"specrt_export.{room}" for room in ("heads", "port
 HEAD_FORMATS = {
     eagle3_format.KIND: HeadFormat(
         eagle3_format.read_head,
-        ("ort-cpu", "tensorrt", "tensorrt-rtx"),
         frozenset({"fc.weight", "midlayer.hidden_norm.weight"}),
         f"{_HEADS}.eagle3_module:FeatureProjection",
         f"{_PORTABLE}.head_trace:trace_eagle3_head",
@@ -49,7 +46,6 @@ HEAD_FORMATS = {
     ),
     dflash_format.KIND: HeadFormat(
         dflash_format.read_block_head,
-        ("ort-cpu",),
         frozenset({"fc.weight", "hidden_norm.weight"}),
         f"{_HEADS}.dflash_module:ContextProjection",
         f"{_PORTABLE}.head_trace:trace_block_head",

@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from specrt.bundle import HEADS
 from specrt.doctor import check_exporter
+from specrt.engine.backends import require_runs
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.gguf.reader import SUFFIX
@@ -20,9 +22,8 @@ from specrt_export.checkpoint.scored_entries import SIZE, model_entries
 from specrt_export.checkpoint.task import TEXT_GENERATION, ModelTask, task_of
 from specrt_export.compile.compiler import Compiler, open_compiler
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
-from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head, read_head
+from specrt_export.heads.head_formats import head_format, is_head, read_head
 from specrt_export.portable.graph import TASK, facts_of, parts_beside
-from specrt_export.recipe.compiler_spec import COMPILERS
 from specrt_export.recipe.model_options import ModelOptions
 
 
@@ -143,13 +144,9 @@ def find_entries(options: ModelOptions, checkpoint: Checkpoint) -> NDArray[np.in
     Raises: BuildError where its backend runs no such draft.
     """
     entries = model_entries(checkpoint)
-    if entries is not None and not options.spec.heads:
-        able = " or ".join(name for name, spec in COMPILERS.items() if spec.heads)
-        raise BuildError(
-            f"{options.recipe}: {checkpoint.origin} scores {len(entries)} entries only, and "
-            f"{options.backend} runs no such draft: build the pair for {able}, or with a draft "
-            "that scores all"
-        )
+    if entries is not None:
+        name = f"{options.recipe}: {checkpoint.origin}"
+        require_runs(options.backend, "trimmed", name, BuildError)
     return entries
 
 
@@ -158,18 +155,15 @@ def _check_head(kind: str, *pair: ModelOptions) -> None:
 
     Raises: BuildError.
     """
-    able, (target, draft) = HEAD_FORMATS[kind].backends, pair
+    target, draft = pair
     for model in pair:
+        name = f"{model.recipe}: the draft ({kind})"
+        require_runs(model.backend, HEADS[kind], name, BuildError)
         role, bits = model.role, model.source.bits
         for wrong, problem in (
             (
                 model.source.graph != "",
                 f"{role}.graph is set, and a graph for a head is made with it: remove it",
-            ),
-            (
-                model.backend not in able,
-                f"{model.backend} runs no {kind} heads yet: build the pair for "
-                f"{' or '.join(able)}, or with a draft model",
             ),
             (
                 target.backend != draft.backend,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
-from specrt.bundle import FILE_NAME, GENERATION_CONFIG, TOKENIZER
+from specrt.bundle import FILE_NAME, GENERATION_CONFIG, TASKS, TOKENIZER
 from specrt.errors import BuildError, BundleError, CheckpointError
 from specrt.generation_config import read_generation_config
 from specrt.system.memory import size
@@ -132,9 +132,7 @@ def _check_tasks(plan: BuildPlan) -> None:
                 f"{model.task.name}; choose a draft of the same kind"
             )
     for model in plan.models:
-        name = str(model.checkpoint.origin)
-        if problem := model.options.source_problem(name, reads=target.conditioned):
-            raise BuildError(f"{plan.recipe}: {problem}")
+        model.options.require_kind(TASKS[target.name], model.checkpoint.origin, BuildError)
 
 
 def _check_settings(plan: BuildPlan) -> None:

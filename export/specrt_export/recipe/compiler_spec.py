@@ -27,16 +27,12 @@ class CompilerSpec:
     """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
     float_factor: float = 1.0
     """Floats in an engine over those in the graph it is made of, at most."""
-    encoder_decoders: bool = False
-    """Whether it builds encoder-decoders."""
-    heads: bool = False
-    """Whether it makes engines of heads, and of drafts that score some entries only."""
 
 
 _PLANS = CompilerSpec(
     "specrt_export.compile.tensorrt_compiler:TensorRtCompiler", row_scales=True, pads_tail=True,
     # A plan is made of a lowered graph with weights of its own, and holds some of them twice.
-    disk_factor=2.5, float_factor=1.57, encoder_decoders=True, heads=True,
+    disk_factor=2.5, float_factor=1.57,
 )  # fmt: skip
 
 COMPILERS: dict[str, CompilerSpec] = {
@@ -44,8 +40,6 @@ COMPILERS: dict[str, CompilerSpec] = {
         "specrt_export.compile.ort_cpu_compiler:OrtCpuCompiler",
         (*(p for p in PRECISIONS if p != "fp8"), STORED),
         on_cpu=True,
-        encoder_decoders=True,
-        heads=True,
     ),
     "ort-cuda": CompilerSpec(
         "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from specrt.engine.backends import require_runs
+from specrt.errors import SpecrtError
 from specrt_export.precision import BitBound, Precision
 from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource, TensorRtOptions
@@ -57,19 +59,14 @@ class ModelOptions:
         """What its bits must keep to, where they are chosen."""
         return BitBound(self.source.max_kl, self.source.max_bytes) if self.source.bits else None
 
-    def source_problem(self, name: str, *, reads: bool) -> str:
-        """Return why no engine of the model `name` fits the recipe; empty where one does.
+    def require_kind(self, kind: str, name: object, error: type[SpecrtError]) -> None:
+        """Refuse a model `name` that its backend does not run, or a source that it does not read.
 
-        `reads` says whether it reads a source, as encoder-decoders do.
+        Raises: `error`.
         """
-        if not reads:
-            most = self.engine.max_source
-            found = f"engine.max_source is {most}, and {name} reads no source; remove it"
-            return found if most else ""
-        if self.spec.encoder_decoders:
-            return ""
-        able = [name for name, spec in COMPILERS.items() if spec.encoder_decoders]
-        return (
-            f"{name} is an encoder-decoder, and {self.backend} builds none yet; build it for "
-            f"{' or '.join(able)}"
-        )
+        require_runs(self.backend, kind, f"{self.recipe}: {name}", error)
+        if self.engine.max_source and kind == "decoder":
+            raise error(
+                f"{self.recipe}: engine.max_source is {self.engine.max_source}, and {name} reads "
+                "no source; remove it"
+            )

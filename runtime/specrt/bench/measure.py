@@ -174,6 +174,7 @@ class TimedEngine:
         self.batch = engine.batch
         self.max_length = engine.max_length
         self.max_width = engine.max_width
+        self.max_rows, self.traits = engine.max_rows, engine.traits
         self._ns = 0
         self._passes = 0
 
@@ -276,7 +277,7 @@ class Clocks:
     def models(self, models: Models) -> Models:
         """Return the pair with timed engines."""
         rounds = models.rounds and TimedRounds(models.rounds, self.target)
-        return models.timed(self.target, self.draft, rounds)
+        return replace(models, target=self.target, draft=self.draft, rounds=rounds)
 
 
 def measure(

@@ -1,6 +1,6 @@
 """The backends: one record for each library that runs engines, and the table of them.
 
-A new backend is a module with an engine, and one line in `BACKENDS`. Libraries load lazily.
+A new backend is a module with an engine, and a row of `BACKENDS`. Libraries load lazily.
 """
 
 from __future__ import annotations
@@ -11,41 +11,28 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Protocol
 
 from specrt.bundle import (
+    BLOCK_HEAD,
+    CHAIN_HEAD,
+    HEADS,
+    KINDS,
     ONNXRUNTIME,
-    EncoderRecord,
-    Geometry,
     Manifest,
     ModelRecord,
     installed,
 )
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Engine, FusedRounds
-from specrt.errors import BundleError, EngineError, first_line, shortage
-from specrt.held_file import HeldFile, hold_folder
+from specrt.errors import BundleError, EngineError, SpecrtError, first_line, shortage
 
+OpenEngine = Callable[[EngineSpec], Engine]
+"""Opens a compiled engine of one kind of model.
 
-class OpenEngine(Protocol):
-    """Opens a compiled engine; see `open_engine`."""
-
-    def __call__(  # noqa: D102
-        self, path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int,
-        max_length: int, max_width: int, threads: int, beside: Engine | None,
-    ) -> Engine: ...  # fmt: skip
-
-
-class OpenEncoderDecoder(Protocol):
-    """Opens the compiled decoder of an encoder-decoder, and what conditions it beside it."""
-
-    def __call__(  # noqa: D102
-        self, path: Path, geometry: Geometry, record: EncoderRecord, *,
-        files: Mapping[str, HeldFile], batch: int, max_length: int, max_width: int, threads: int,
-        beside: Engine | None,
-    ) -> Engine: ...  # fmt: skip
+Raises: EngineError when the library refuses it, or memory is short.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +49,8 @@ class EngineFacts:
 class Backend:
     """One library that runs engines. Its functions import the library when they are called."""
 
-    open: OpenEngine
+    runs: Mapping[str, OpenEngine]
+    """What opens an engine, by the kind of its model; see `KINDS`."""
     library: Callable[[], str]
     """Returns the library's name and version on this machine."""
     missing: Callable[[], str] = str
@@ -87,12 +75,6 @@ class Backend:
     """Whether weights and KV buffers lie in main memory."""
     packs_rows: bool = False
     """Whether rows of different widths share one pass; see `PackedEngine`."""
-    open_encoder_decoder: OpenEncoderDecoder | None = None
-    """Opens encoder-decoders; None where it runs none."""
-    heads: bool = False
-    """Whether it runs heads, and drafts that score some entries of the vocabulary only."""
-    blocks: bool = False
-    """Whether it runs heads that draft a block in one pass."""
     exact: bool = False
     """Whether a row has the same bits at every width, so that output is that of plain decoding."""
 
@@ -124,41 +106,39 @@ def backend_of(manifest: Manifest, model: ModelRecord) -> Backend:
         ) from error
 
 
-def open_engine(
-    backend: str, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-    threads: int, beside: Engine | None = None, files: Mapping[str, HeldFile] | None = None,
-    encoder: EncoderRecord | None = None,
-) -> Engine:  # fmt: skip
+def require_runs(
+    backend: str, kind: str, name: object, error: type[SpecrtError] = BundleError
+) -> None:
+    """Refuse a model `name` of a kind that a backend does not run.
+
+    Raises: `error`, naming the backends that run it.
+    """
+    if kind in backend_named(backend).runs:
+        return
+    able = " or ".join(known for known, one in BACKENDS.items() if kind in one.runs)
+    others = ", or with a draft model that scores all" * (kind in ("trimmed", *HEADS.values()))
+    raise error(
+        f"{name} is {KINDS[kind]}, which {backend} does not run yet; build the pair for "
+        f"{able}{others}"
+    )
+
+
+def open_engine(spec: EngineSpec) -> Engine:
     """Open a compiled engine with the library of its backend.
 
-    `beside` is the other engine of a pair, whose device may be shared. `files` are those of its
-    folder that it may read, all of them when None. `encoder` is what conditions a decoder.
-    Raises: EngineError when the library is missing or refuses the engine, or memory is short.
+    Raises: BundleError for a kind that its backend does not run; EngineError when the library is
+        missing or refuses the engine, or memory is short.
     """
-    one = backend_named(backend)
-    open_: OpenEngine = one.open
-    if encoder is not None:
-        if one.open_encoder_decoder is None:
-            able = [name for name, other in BACKENDS.items() if other.open_encoder_decoder]
-            raise EngineError(
-                f"{path} is of an encoder-decoder, which {backend} does not run yet; build it for "
-                f"{' or '.join(able)}"
-            )
-        open_ = partial(one.open_encoder_decoder, record=encoder)
+    require_runs(spec.backend, spec.kind, spec.path)
     try:
-        return open_(
-            path,
-            geometry,
-            files=hold_folder(path.parent) if files is None else files,
-            batch=batch,
-            max_length=max_length,
-            max_width=max_width,
-            threads=threads,
-            beside=beside,
-        )
+        return backend_named(spec.backend).runs[spec.kind](spec)
     except (MemoryError, ImportError) as error:
-        remedy = shortage(error) or f"install what runs {backend} bundles: `specrt doctor` names it"
-        raise EngineError(f"{path} cannot be opened ({first_line(error)}); {remedy}") from error
+        remedy = (
+            shortage(error) or f"install what runs {spec.backend} bundles: `specrt doctor` names it"
+        )
+        raise EngineError(
+            f"{spec.path} cannot be opened ({first_line(error)}); {remedy}"
+        ) from error
 
 
 def check_versions(bundle: Path, manifest: Manifest) -> None:
@@ -185,48 +165,15 @@ def host_bytes(manifest: Manifest) -> int:
     )
 
 
-def _open_ort_cpu(
-    path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int, max_length: int,
-    max_width: int, threads: int, beside: Engine | None,
-) -> Engine:  # fmt: skip
-    from specrt.engine.head_engine import HeadEngine
-    from specrt.engine.ort.block_engine import OrtBlockEngine
-    from specrt.engine.ort.contrib_engine import ContribEngine
-    from specrt.engine.ort.ort_engine import OrtEngine, open_session, widths
+def _opened_by(place: str) -> OpenEngine:
+    """Return a function `module:name` of this package, which is imported when it is called."""
 
-    session, weights = open_session(path, files, threads)
-    sizes = {"batch": batch, "max_length": max_length, "max_width": max_width}
-    inputs = widths(session.get_inputs())
-    # Graphs of the kernels take the tokens of all rows, and which row each is of.
-    make = OrtEngine if "slots" in inputs else ContribEngine
-    read = inputs.get("hidden", inputs.get("context"))
-    if read is None:
-        return make(session, weights, geometry, **sizes)
-    features = getattr(beside, "features", None)
-    if features is None or features.shape[-1] != read:
-        left = "no features" if features is None else f"features of width {features.shape[-1]}"
-        raise EngineError(
-            f"{path} is a head that reads features of width {read}, and its target leaves {left} "
-            "here; build both in one bundle of `ort-cpu`"
-        )
-    if "context" in inputs:
-        return OrtBlockEngine(session, weights, geometry, features, **sizes)
-    return HeadEngine(make(session, weights, geometry, **sizes), features)
+    def opened(spec: EngineSpec) -> Engine:
+        module, _, name = place.partition(":")
+        engine: Engine = getattr(importlib.import_module(f"specrt.engine.{module}"), name)(spec)
+        return engine
 
-
-def _open_ort_cpu_encoder_decoder(
-    path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
-    batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
-) -> Engine:  # fmt: skip
-    from specrt.engine.ort.encoder_decoder_engine import NEEDS_KERNELS, open_encoder_decoder
-    from specrt.engine.ort.kernels import missing_kernels
-
-    if lacks := missing_kernels():
-        raise EngineError(f"{path} cannot be opened: {NEEDS_KERNELS}: {lacks}")
-    return open_encoder_decoder(
-        path, geometry, record, files=files, batch=batch, max_length=max_length,
-        max_width=max_width, threads=threads, beside=beside,
-    )  # fmt: skip
+    return opened
 
 
 def _share_pool(threads: int) -> None:
@@ -234,17 +181,6 @@ def _share_pool(threads: int) -> None:
         from specrt.engine.ort.ort_engine import share_pool
 
         share_pool(threads)
-
-
-def _open_ort_cuda(
-    path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int, max_length: int,
-    max_width: int, **_: Any,
-) -> Engine:  # fmt: skip
-    from specrt.engine.ort.cuda_engine import OrtCudaEngine
-
-    return OrtCudaEngine(
-        path, geometry, files=files, batch=batch, max_length=max_length, max_width=max_width
-    )
 
 
 def _onnxruntime() -> str:
@@ -343,30 +279,6 @@ def _release(text: str) -> tuple[int, int] | None:
 def _tensorrt(name: str) -> Backend:
     """Return the record of one of the TensorRT libraries, which keep version rules of their own."""
 
-    def open_plan(
-        path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], batch: int,
-        max_length: int, max_width: int, beside: Engine | None, **_: Any,
-    ) -> Engine:  # fmt: skip
-        from specrt.engine.tensorrt.engine import open_tensorrt
-        from specrt.engine.tensorrt.head import beside_target
-
-        engine = open_tensorrt(
-            path, geometry, files=files, backend=name, batch=batch, max_length=max_length,
-            max_width=max_width, beside=beside,
-        )  # fmt: skip
-        return beside_target(engine, beside)
-
-    def open_encoder_decoder(
-        path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
-        batch: int, max_length: int, max_width: int, beside: Engine | None, **_: Any,
-    ) -> Engine:  # fmt: skip
-        from specrt.engine.tensorrt import tensorrt_encoder_decoder
-
-        return tensorrt_encoder_decoder.open_encoder_decoder(
-            path, geometry, record, files=files, backend=name, batch=batch, max_length=max_length,
-            max_width=max_width, beside=beside,
-        )  # fmt: skip
-
     def library() -> str:
         from specrt.engine.tensorrt.library import open_library
 
@@ -396,21 +308,50 @@ def _tensorrt(name: str) -> Backend:
         return fused_rounds(target, draft)
 
     return Backend(
-        open_plan, library, missing, missing_to_build=missing_to_build, facts=facts,
-        fused_rounds=rounds, open_encoder_decoder=open_encoder_decoder, heads=True,
+        _PLANS, library, missing, missing_to_build=missing_to_build, facts=facts,
+        fused_rounds=rounds,
     )  # fmt: skip
 
+
+_PLAN = _opened_by("tensorrt.engine:open_tensorrt")
+_PLANS_OF_PARTS = _opened_by("tensorrt.tensorrt_encoder_decoder:open_encoder_decoder")
+_PLANS = {
+    "decoder": _PLAN,
+    "trimmed": _PLAN,
+    CHAIN_HEAD: _opened_by("tensorrt.head:open_head"),
+    "text2text": _PLANS_OF_PARTS,
+    "speech": _PLANS_OF_PARTS,
+}
+
+_DECODER = _opened_by("ort.openers:open_decoder")
+_ENCODER_DECODER = _opened_by("ort.encoder_decoder_engine:open_encoder_decoder")
 
 BACKENDS: dict[str, Backend] = {
     "tensorrt": _tensorrt("tensorrt"),
     "tensorrt-rtx": _tensorrt("tensorrt-rtx"),
     "ort-cuda": Backend(
-        _open_ort_cuda, _onnxruntime, _missing_for_cuda, check_versions=_check_onnxruntime
+        {"decoder": _opened_by("ort.cuda_engine:OrtCudaEngine")},
+        _onnxruntime,
+        _missing_for_cuda,
+        check_versions=_check_onnxruntime,
     ),
     "ort-cpu": Backend(
-        _open_ort_cpu, _onnxruntime, _missing_onnxruntime, check_versions=_check_ort_cpu,
-        notice=_kernels_notice, share_threads=_share_pool, host_memory=True, packs_rows=True,
-        open_encoder_decoder=_open_ort_cpu_encoder_decoder, heads=True, blocks=True, exact=True,
+        {
+            "decoder": _DECODER,
+            "trimmed": _DECODER,
+            CHAIN_HEAD: _opened_by("ort.openers:open_head"),
+            BLOCK_HEAD: _opened_by("ort.openers:open_block_head"),
+            "text2text": _ENCODER_DECODER,
+            "speech": _ENCODER_DECODER,
+        },
+        _onnxruntime,
+        _missing_onnxruntime,
+        check_versions=_check_ort_cpu,
+        notice=_kernels_notice,
+        share_threads=_share_pool,
+        host_memory=True,
+        packs_rows=True,
+        exact=True,
     ),
-}  # fmt: skip
+}
 """By the names that manifests and recipes use, the fastest first."""

@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from specrt.engine.protocol import (
     CudaGraphs,
     Engine,
+    EngineTraits,
     Feed,
     Output,
     PackedEngine,
     RowsEngine,
-    block_of,
     cuda_graphs,
 )
 from specrt.errors import EngineError
@@ -43,7 +43,8 @@ class HeadEngine:
         self.max_length = engine.max_length
         self.max_width = engine.max_width
         self.close = engine.close
-        self.scored: int = getattr(engine, "scored", self.geometry.vocab_size)
+        self.max_rows = engine.max_rows
+        self.traits = EngineTraits(scored=engine.traits.scored)
         self._engine = engine
         self.features = features
         self._states = np.zeros((engine.batch, 1, features.shape[-1]), np.float32)
@@ -142,9 +143,9 @@ class TrimmedEngine:
         self.batch = engine.batch
         self.max_length = engine.max_length
         self.max_width = engine.max_width
-        self.max_rows: int = getattr(engine, "max_rows", engine.max_width)
+        self.max_rows = engine.max_rows
+        self.traits = EngineTraits(padded=engine.traits.padded, block=engine.traits.block)
         self.close = engine.close
-        self.block = block_of(engine)
         self.engine = engine
         """What it runs; ids in its `argmax` are the target's."""
         self._entries = entries

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -46,17 +45,43 @@ class Output(Protocol):
 
     @property
     def candidates(self) -> Candidates | None:
-        """The K best tokens of each row; None where not computed. Read by `candidates_of`.
+        """The K best tokens of each row; None where not computed.
 
         Shapes: logits [B, R, K] f32, falling, and their ids [B, R, K] int64. Which of the tokens
             that tie with the last are there is not specified.
         """
 
 
-def candidates_of(output: Output) -> Candidates | None:
-    """Return the candidates of an output; None from an engine that computes none."""
-    candidates: Candidates | None = getattr(output, "candidates", None)
-    return candidates
+MOST_OF_BLOCK = 64
+"""Positions of a block, at most."""
+
+
+class BlockShape(NamedTuple):
+    """What an engine is fed that drafts a block in one pass, and what it drafts: its `block`."""
+
+    block_size: int
+    """Positions of a block: the last committed token, and mask tokens behind it."""
+    mask_token_id: int
+    drafts: int
+    """Tokens that a pass drafts, at most."""
+    chained: bool = False
+    """Whether the scores of a token depend on the one before it: all but the first are asked for by
+    recursive feeds of that one."""
+
+
+@dataclass(frozen=True)
+class EngineTraits:
+    """What an engine has besides its passes."""
+
+    scored: int | None = None
+    """Entries of the vocabulary that logits are of; all of them when None."""
+    padded: bool = False
+    """Whether a pass over some rows costs what the widest of them costs for all."""
+    features: NDArray[np.float32] | None = None
+    """What a target leaves at each position for a head, [batch, max_length, H], where the host can
+    read it."""
+    block: BlockShape | None = None
+    """What is drafted in one pass; None where the tokens that are fed are scored."""
 
 
 class Engine(Protocol):
@@ -70,6 +95,14 @@ class Engine(Protocol):
     batch: int
     max_length: int
     max_width: int
+
+    @property
+    def max_rows(self) -> int:
+        """Most positions that a pass scores."""
+
+    @property
+    def traits(self) -> EngineTraits:
+        """What it has besides its passes."""
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
         """Write keys at `start .. start + S`, attend to all before and within, score the rows.
@@ -96,29 +129,6 @@ class Feed(NamedTuple):
     """Whether a head goes on from what its own last pass left, not from the target's features."""
     hidden: NDArray[np.float32] | None = None
     """What a head's graph reads beside each token, [S, H]; `HeadEngine` fills it in."""
-
-
-MOST_OF_BLOCK = 64
-"""Positions of a block, at most."""
-
-
-class BlockShape(NamedTuple):
-    """What an engine is fed that drafts a block in one pass, and what it drafts: its `block`."""
-
-    block_size: int
-    """Positions of a block: the last committed token, and mask tokens behind it."""
-    mask_token_id: int
-    drafts: int
-    """Tokens that a pass drafts, at most."""
-    chained: bool = False
-    """Whether the scores of a token depend on the one before it: all but the first are asked for by
-    recursive feeds of that one."""
-
-
-def block_of(engine: Engine) -> BlockShape | None:
-    """Return what blocks an engine drafts; None of engines that score the tokens they are fed."""
-    block: BlockShape | None = getattr(engine, "block", None)
-    return block
 
 
 @runtime_checkable
@@ -156,7 +166,7 @@ class ConditionedEngine(PackedEngine, Protocol):
 
 def packs(engine: Engine) -> bool:
     """Tell whether a pass over some rows costs what their tokens cost, and none is padded."""
-    return isinstance(engine, PackedEngine) and not getattr(engine, "padded", False)
+    return isinstance(engine, PackedEngine) and not engine.traits.padded
 
 
 CLOSED = "the engine was closed; open the bundle again"
@@ -201,7 +211,7 @@ def check_bounds(engine: Engine, width: int, first: int, last: int) -> None:
 
 @dataclass(frozen=True)
 class CudaGraphs:
-    """How passes are launched on a GPU: engines that capture any tell it as `cuda_graphs`."""
+    """How passes are launched on a GPU."""
 
     captured: int
     """Passes, or whole rounds, that are one captured graph each."""
@@ -209,9 +219,19 @@ class CudaGraphs:
     """A sentence on each that was to be one and runs kernel by kernel, and why."""
 
 
+@runtime_checkable
+class Capturing(Protocol):
+    """An engine, or fused rounds, whose passes may be captured as CUDA graphs."""
+
+    @property
+    def cuda_graphs(self) -> CudaGraphs | None:
+        """What was captured so far; None where nothing is to be."""
+
+
 def cuda_graphs(*parts: object) -> CudaGraphs | None:
     """Add up what engines and fused rounds captured; None where none of them captures."""
-    found = [graphs for part in parts if (graphs := getattr(part, "cuda_graphs", None)) is not None]
+    captures = [part.cuda_graphs for part in parts if isinstance(part, Capturing)]
+    found = [graphs for graphs in captures if graphs is not None]
     if not found:
         return None
     refusals = dict.fromkeys(refusal for graphs in found for refusal in graphs.refusals)
@@ -292,6 +312,7 @@ class FirstRow:
         self._engine = engine
         self.geometry = engine.geometry
         self.max_length, self.max_width = engine.max_length, engine.max_width
+        self.max_rows, self.traits = engine.max_rows, engine.traits
         self.close = engine.close
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
@@ -329,7 +350,7 @@ class PaddedRows:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._max_rows: float = getattr(engine, "max_rows", inf)
+        self._max_rows = engine.max_rows
         self._prefixes: list[list[int]] = [[] for _ in range(engine.batch)]
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
@@ -376,7 +397,7 @@ class CopiedOutput:
 
     def __init__(self, output: Output) -> None:
         self.argmax, self.logits = output.argmax.copy(), output.logits.copy()
-        confidence, candidates = output.confidence, candidates_of(output)
+        confidence, candidates = output.confidence, output.candidates
         self.confidence = None if confidence is None else confidence.copy()
         self.candidates = candidates and (candidates[0].copy(), candidates[1].copy())
 
@@ -407,5 +428,5 @@ class RowOutput:
     @property
     def candidates(self) -> Candidates | None:
         """See `Output`."""
-        candidates = candidates_of(self._output)
+        candidates = self._output.candidates
         return candidates and (candidates[0][self._at], candidates[1][self._at])

@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from specrt.bundle import Geometry
-from specrt.engine.protocol import Output
+from specrt.engine.protocol import EngineTraits, Output
 from specrt.errors import EngineError, LinkError, RequestError, how_to_install
 from specrt.generator import Generator
 from specrt.loading import OpenedDraft, open_draft
@@ -196,7 +196,8 @@ class RemoteEngine:
         welcome = server.welcome
         self.geometry = Geometry(1, 1, 1, 1, welcome.vocab_size, welcome.max_length, (0,))
         self.batch, self.max_length = batch, welcome.max_length
-        self.max_width = max(welcome.gammas) + 1
+        self.max_width = self.max_rows = max(welcome.gammas) + 1
+        self.traits = EngineTraits()
         self._server = server
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> Output:
@@ -219,7 +220,8 @@ class RemoteTarget:
     def __init__(self, server: LinkPool, request: Request) -> None:
         self._server = server
         self._request = request
-        self.gamma_max = max(server.welcome.gammas)
+        self.server_gamma = max(server.welcome.gammas)
+        """Most tokens that the server verifies in a pass."""
         self.max_gamma = 0
         """Most tokens that are worth drafting: none while more of the text is under way."""
         self._link: Link | None = None
@@ -285,7 +287,7 @@ class RemoteTarget:
         most = min(len(ids), len(known) - 1)  # where the text ends, its last token is the next one
         accepted = next((i for i in range(most) if ids[i] != known[i]), most)
         more = max(self._end, len(self._text)) > base + accepted + 1
-        self.max_gamma = 0 if more else self.gamma_max
+        self.max_gamma = 0 if more else self.server_gamma
         return Verdict(accepted, known[accepted])
 
     def close(self) -> None:
@@ -455,7 +457,7 @@ class LinkedDrafter:
         target = self._target
         left = int(min(self._most, target.limit - 1) - len(tokens))
         if room <= 0 and target.weighs():
-            ahead = min(left, target.gamma_max)
+            ahead = min(left, target.server_gamma)
             proposal = (yield from self._inner.propose(tokens, ahead)) if ahead > 0 else NOTHING
             target.go_on(alone=not proposal.tokens)
         room = min(room, left)

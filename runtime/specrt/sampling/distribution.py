@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.engine.protocol import Output, candidates_of
+from specrt.engine.protocol import Output
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise, Purpose
@@ -225,7 +225,7 @@ def distribution_of(
     `reach`, candidates always do. Ids from `vocabulary` on are left out.
     Raises: EngineError when a logit is not a number.
     """
-    candidates = candidates_of(output)
+    candidates = output.candidates
     if candidates is not None:
         if output.argmax[0, row] < 0:  # candidates do not show a NaN somewhere in the row
             raise not_a_number()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from specrt.bundle import BLOCK_HEAD, CHAIN_HEAD, KINDS
 from specrt.engine.protocol import BlockShape, FusedRounds, Output, RowOutput
 from specrt.errors import EngineError, RequestError
 from specrt.params import Row, SamplingParams
@@ -69,6 +70,8 @@ class ModelDrafter:
     """
 
     SOURCE = "model"
+    _lacks_rounds = False
+    """Whether the cache lacks all tokens of a round of its own, accepted ones too."""
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class ModelDrafter:
         rounds: FusedRounds | None = None,
         processors: LogitsProcessors | None = None,
         target: KVCache | None = None,
+        max_gamma: int = PENDING,
     ) -> None:
         self._processors = processors
         self._target = target
@@ -94,7 +98,7 @@ class ModelDrafter:
         verifier = VERIFIERS[params.verifier]
         self._needs_distributions = verifier.needs_distributions and not params.greedy
         self._purpose = verifier.draft_noise
-        self._usual = PENDING
+        self._usual = max_gamma + 1 if self._lacks_rounds else PENDING
         """Most tokens that the cache lacks after a round of its own."""
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
@@ -230,13 +234,7 @@ class HeadDrafter(ModelDrafter):
     Source: EAGLE-3, Li et al. 2025, arXiv:2503.01840.
     """
 
-    def __init__(
-        self, cache: KVCache, params: SamplingParams, noise: Noise, gamma: GammaPolicy,
-        vocabulary: int | None = None, processors: LogitsProcessors | None = None,
-        max_gamma: int = PENDING,
-    ) -> None:  # fmt: skip
-        super().__init__(cache, params, noise, gamma, vocabulary, None, processors)
-        self._usual = max_gamma + 1
+    _lacks_rounds = True
 
     def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
         if not drafted:
@@ -255,16 +253,15 @@ class BlockDrafter(ModelDrafter):
     Source: DFlash, Chen et al. 2026, arXiv:2602.06036; DSpark, arXiv:2606.19348.
     """
 
-    def __init__(
-        self, cache: KVCache, params: SamplingParams, noise: Noise, gamma: GammaPolicy,
-        block: BlockShape, vocabulary: int | None = None,
-        processors: LogitsProcessors | None = None, max_gamma: int = PENDING,
-    ) -> None:  # fmt: skip
-        super().__init__(cache, params, noise, gamma, vocabulary, None, processors)
-        self._usual = max_gamma + 1
-        self._block = block
-        self._rows = 0
-        self._output: Output
+    _lacks_rounds = True
+    _rows = 0
+    _output: Output
+
+    @property
+    def _block(self) -> BlockShape:
+        block = self._cache.engine.traits.block
+        assert block is not None, "the engine of a head that drafts blocks says what they are"
+        return block
 
     def _most(self, tokens: Sequence[int], room: int) -> int:
         fits = len(tokens) - 1 + self._block.block_size <= self._cache.engine.max_length
@@ -298,6 +295,11 @@ class BlockDrafter(ModelDrafter):
         if drawn is None or output.confidence is None:
             return drawn
         return drawn[0], _certainty(output)
+
+
+DRAFT_KINDS = dict.fromkeys(KINDS, ModelDrafter)
+DRAFT_KINDS |= {CHAIN_HEAD: HeadDrafter, BLOCK_HEAD: BlockDrafter}
+"""What drafts with a draft, by the kind of its engine."""
 
 
 def _certainty(output: Output) -> float:

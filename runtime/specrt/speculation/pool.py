@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specrt.engine.protocol import (
-    BlockShape,
     ConditionedEngine,
     CudaGraphs,
     Engine,
@@ -26,11 +25,10 @@ from specrt.speculation.auto_gamma import FALLBACK_AFTER
 from specrt.speculation.compiled_gamma import AdaptiveGamma, AutoFactory, StepPlan, auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import (
+    DRAFT_KINDS,
     DRAFTERS,
     NO_DRAFTER,
-    BlockDrafter,
     ForcedDrafter,
-    HeadDrafter,
     ModelDrafter,
     NoDrafter,
     available_drafters,
@@ -60,8 +58,8 @@ class Models:
     """Why a draft that the bundle has was not opened."""
     rounds: FusedRounds | None = None
     """Runs greedy rounds in one launch, where one device has both engines."""
-    head: bool = False
-    """Whether the draft is a head, which reads what the target leaves."""
+    draft_kind: str = "decoder"
+    """A key of `DRAFT_KINDS`."""
     decoder_start: tuple[int, ...] = ()
     """Tokens that a text of an encoder-decoder begins with; its prompt is the source."""
     features: tuple[int, int] | None = None
@@ -83,22 +81,16 @@ class Models:
         drafts = gamma != 0 and len(self.gammas) > 1 and DRAFTERS[drafter].needs_model
         return 1 + (drafts and self.draft is not None)
 
-    block: BlockShape | None = None
-    """Of a head that drafts a block in one pass: what its blocks are."""
-
     @property
     def one_pass(self) -> bool:
         """Whether a draft of any length is one pass of the head."""
-        return self.block is not None and not self.block.chained
+        block = None if self.draft is None else self.draft.traits.block
+        return block is not None and not block.chained
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:
         """What passes and rounds were captured into so far; None where nothing captures."""
         return cuda_graphs(self.target, self.draft, self.rounds)
-
-    def timed(self, target: Engine, draft: Engine | None, rounds: FusedRounds | None) -> Models:
-        """Return the same with other engines, as a benchmark wraps them."""
-        return replace(self, target=target, draft=draft, rounds=rounds)
 
 
 class DecodingMode(NamedTuple):
@@ -224,18 +216,10 @@ class _Context:
         shared = min(models.target.geometry.vocab_size, draft.geometry.vocab_size)
         target, cache = self.caches if self.caches else (None, KVCache(draft))
         policy = self.policy(ModelDrafter.SOURCE)
-        if models.block is not None:
-            return BlockDrafter(
-                cache, self.params, self.noise, policy, models.block, shared, self.processors,
-                max(models.gammas),
-            )  # fmt: skip
-        if models.head:
-            return HeadDrafter(
-                cache, self.params, self.noise, policy, shared, self.processors, max(models.gammas)
-            )
-        return ModelDrafter(
-            cache, self.params, self.noise, policy, shared, models.rounds, self.processors, target
-        )
+        return DRAFT_KINDS[models.draft_kind](
+            cache, self.params, self.noise, policy, shared, models.rounds, self.processors, target,
+            max(models.gammas),
+        )  # fmt: skip
 
 
 class DrafterPool:

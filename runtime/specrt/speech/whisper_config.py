@@ -13,7 +13,6 @@ from specrt.bundle import (
     GENERATION_CONFIG,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
-    TASKS,
     Manifest,
     check_unlisted,
     hold_listed,
@@ -24,7 +23,7 @@ from specrt.speech.log_mel import LogMel, log_mel_of
 
 TRANSCRIBE = "transcribe"
 
-SPEECH_TASK = TASKS[2]
+SPEECH_TASK = "automatic-speech-recognition"
 
 _MOST_BYTES = 4 << 20
 """Of a file with settings; early ones list all mel filters."""

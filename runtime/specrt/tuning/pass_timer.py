@@ -27,7 +27,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import Costs, shared_widths
-from specrt.speculation.drafters import BlockDrafter, HeadDrafter, ModelDrafter
+from specrt.speculation.drafters import DRAFT_KINDS
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
@@ -151,19 +151,9 @@ class PassTimer:
         if draft is None or gamma > max(self._models.gammas):
             return RepeatDrafter(gamma)
         later, rounds = OffsetEngine(draft, self._context), self._models.rounds
-        if self._models.block is not None:
-            return BlockDrafter(
-                KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._models.block,
-                self._vocabulary, max_gamma=gamma,
-            )  # fmt: skip
-        if self._models.head:
-            return HeadDrafter(
-                KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
-                max_gamma=gamma,
-            )  # fmt: skip
-        return ModelDrafter(
+        return DRAFT_KINDS[self._models.draft_kind](
             KVCache(later), _GREEDY, Noise(0), FixedGamma(gamma), self._vocabulary,
-            rounds and OffsetRounds(rounds, self._context),
+            rounds and OffsetRounds(rounds, self._context), max_gamma=gamma,
         )  # fmt: skip
 
     def _engines(self) -> list[Engine]:
@@ -181,6 +171,7 @@ class OffsetEngine:
         self.batch = 1
         self.max_length = engine.max_length - offset
         self.max_width = engine.max_width
+        self.max_rows, self.traits = engine.max_rows, engine.traits
 
     def forward(self, tokens: ArrayLike, start: Any, rows: int | None = None) -> Output:
         """Run a pass at the same position plus the offset."""

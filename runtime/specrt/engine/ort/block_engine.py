@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.ort_engine import (
     OrtEngine,
     RowScores,
@@ -72,17 +73,17 @@ class OrtBlockEngine(OrtEngine):
     """
 
     def __init__(
-        self, session: Any, weights: tuple[Any, ...], geometry: Geometry,
-        target_features: NDArray[np.float32], *, batch: int, max_length: int, max_width: int,
+        self, session: Any, weights: tuple[Any, ...], spec: EngineSpec,
+        target_features: NDArray[np.float32],
     ) -> None:  # fmt: skip
-        super().__init__(
-            session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
-        )
-        self.block = read_block(session, geometry.vocab_size)
+        super().__init__(session, weights, spec)
+        batch, max_width = self.batch, self.max_width
+        self.block = read_block(session, self.geometry.vocab_size)
+        self.traits = replace(self.traits, block=self.block)
         self.target_features = target_features
         tokens = batch * (max_width - 1 + self.block.block_size)
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
-        self._numbers = np.arange(max(tokens, max_length))
+        self._numbers = np.arange(max(tokens, self.max_length))
         width = target_features.shape[-1]
         self._context = np.zeros((1, batch * max_width, width), np.float32)
         self._sizes = NO_SIZES

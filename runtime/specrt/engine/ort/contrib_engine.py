@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.ort_engine import (
     RowScores,
     bind_input,
@@ -21,7 +21,7 @@ from specrt.engine.ort.ort_engine import (
     run_bound,
     widths,
 )
-from specrt.engine.protocol import CLOSED, Feed, pass_size
+from specrt.engine.protocol import CLOSED, EngineTraits, Feed, pass_size
 from specrt.errors import EngineError
 
 MOST_BINDINGS = 64
@@ -39,22 +39,21 @@ class ContribEngine:
     Threads: forward passes of one engine must not overlap.
     """
 
-    def __init__(
-        self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *, batch: int,
-        max_length: int, max_width: int,
-    ) -> None:  # fmt: skip
-        self.geometry = geometry
-        self.batch = batch
-        self.max_length = max_length
-        self.max_width = max_width
+    def __init__(self, session: Any, weights: tuple[Any, ...], spec: EngineSpec) -> None:
+        self.geometry = spec.geometry
+        self.batch = batch = spec.batch
+        self.max_length = max_length = spec.max_length
+        self.max_width = max_width = spec.max_width
         self._session, self._weights = session, weights
-        self.scored = widths(session.get_outputs())["logits"]
+        self.max_rows = max_width
         self._caches = self._allocate()
         self._tokens, self._rows = np.zeros((2, max_width), np.int64)
         self._start = np.zeros(1, np.int64)
         self.features, self._passed, self._hidden = head_memory(
             session, batch, max_length, max_width
         )
+        scored = widths(session.get_outputs())["logits"]
+        self.traits = EngineTraits(scored=scored, features=self.features)
         self._scores: list[dict[str, NDArray[Any]]] = [{} for _ in range(batch)]
         self._bindings: dict[tuple[int, int, int], Any] = {}
 

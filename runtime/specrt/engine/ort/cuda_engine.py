@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.onnx_file import files_of
 from specrt.engine.ort.ort_engine import shared_pool, silent_options
 from specrt.engine.protocol import (
@@ -23,13 +23,14 @@ from specrt.engine.protocol import (
     Candidates,
     Confidence,
     CudaGraphs,
+    EngineTraits,
     Logits,
     Tokens,
     check_bounds,
     pass_size,
 )
 from specrt.errors import EngineError, first_line
-from specrt.held_file import HeldFile, hold_folder
+from specrt.held_file import HeldFile
 from specrt.system.gpu import find_devices
 
 PROVIDER = "CUDAExecutionProvider"
@@ -268,36 +269,34 @@ class OrtCudaEngine:
     """
 
     def __init__(
-        self, path: Path, geometry: Geometry, *, batch: int, max_length: int, max_width: int,
-        device: str = "cuda", device_id: int = 0, capture: bool = True,
-        files: Mapping[str, HeldFile] | None = None,
-    ) -> None:  # fmt: skip
-        files = hold_folder(path.parent) if files is None else files
-        self.geometry = geometry
-        self.batch = batch
-        self.max_length = max_length
-        self.max_width = max_width
+        self, spec: EngineSpec, device: str = "cuda", device_id: int = 0, *, capture: bool = True
+    ) -> None:
+        self.geometry = spec.geometry
+        self.batch = spec.batch
+        self.max_length = spec.max_length
+        self.max_width = self.max_rows = spec.max_width
+        self.traits = EngineTraits()
         self._device = (device, device_id)
         self._refusal = ""
         """Why no pass is captured at all."""
-        self._session = self._open(path, files, capture)
+        self._session = self._open(spec, capture)
         self._most = _captured_width(self._session) if capture else 0
         self._captured = 0 if self._refusal else self._most
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = {o.name for o in self._session.get_outputs()}
-        self._start = np.zeros(batch, np.int64)
+        self._start = np.zeros(self.batch, np.int64)
         self._caches = self._allocate()
         self._passes: dict[tuple[int, int], _Pass] = {}
 
-    def _open(self, path: Path, files: Mapping[str, HeldFile], capture: bool) -> Any:
+    def _open(self, spec: EngineSpec, capture: bool) -> Any:
         """Open the session; one that ONNX Runtime refuses to capture is opened without."""
         try:
-            return open_session(path, files, *self._device, capture)
+            return open_session(spec.path, spec.files, *self._device, capture)
         except EngineError as error:
             if not capture or _GRAPH_FEATURE not in str(error):
                 raise
             self._refusal = str(error)
-            return open_session(path, files, *self._device, False)
+            return open_session(spec.path, spec.files, *self._device, False)
 
     @property
     def cuda_graphs(self) -> CudaGraphs | None:

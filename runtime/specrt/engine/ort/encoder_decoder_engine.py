@@ -8,7 +8,7 @@ read what it left, and are those of every other model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from reprlib import repr as short
 from typing import Any
@@ -18,9 +18,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from specrt.bundle import EncoderRecord, Geometry
-from specrt.engine.ort.kernels import aligned_zeros
+from specrt.engine.engine_spec import EngineSpec
+from specrt.engine.ort.kernels import aligned_zeros, missing_kernels
 from specrt.engine.ort.ort_engine import TILE, OrtEngine, RowScores, open_session
-from specrt.engine.protocol import CLOSED, Engine, Feed, Source
+from specrt.engine.protocol import CLOSED, Feed, Source
 from specrt.engine.sources import (
     check_row,
     check_shared_encoder,
@@ -31,7 +32,6 @@ from specrt.engine.sources import (
     require_source,
 )
 from specrt.errors import EngineError, first_line, shortage
-from specrt.held_file import HeldFile
 
 NEEDS_KERNELS = "on a CPU encoder-decoders run on specrt's kernels alone"
 
@@ -48,19 +48,16 @@ class EncoderDecoderEngine(OrtEngine):
     """
 
     def __init__(
-        self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *,
-        record: EncoderRecord, cross: Any, encoder: Any, shared: EncoderDecoderEngine | None,
-        batch: int, max_length: int, max_width: int,
+        self, session: Any, weights: tuple[Any, ...], spec: EngineSpec, *, record: EncoderRecord,
+        cross: Any, encoder: Any, shared: EncoderDecoderEngine | None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            session, weights, geometry, batch=batch, max_length=max_length, max_width=max_width
-        )
+        super().__init__(session, weights, spec)
         self.max_source, self.hidden_width = record.max_source, record.width
-        self.hidden: list[Hidden | None] = [None] * batch
+        self.hidden: list[Hidden | None] = [None] * self.batch
         self._record = record
         self._cross, self._encoder, self._shared = cross, encoder, shared
         self._names = [output.name for output in cross.get_outputs()]
-        self._lengths = np.zeros(batch, np.int64)
+        self._lengths = np.zeros(self.batch, np.int64)
         self._read_only = {"source_lengths": self._lengths, **self._allocate_cross()}
 
     def _allocate_cross(self) -> dict[str, NDArray[np.float32]]:
@@ -200,28 +197,26 @@ def _listed(names: set[str]) -> str:
     return short(sorted(names))
 
 
-def open_encoder_decoder(
-    path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
-    batch: int, max_length: int, max_width: int, threads: int, beside: Engine | None,
-) -> EncoderDecoderEngine:  # fmt: skip
+def open_encoder_decoder(spec: EngineSpec) -> EncoderDecoderEngine:
     """Open a decoder and, from the same folder, what conditions it.
 
-    Raises: EngineError, also where a draft is to read an encoder that `beside` does not have.
+    Raises: EngineError, also where a draft is to read an encoder that its target does not have.
     """
-    shared = None
-    if not record.encoder and beside is not None:
-        shared = beside if isinstance(beside, EncoderDecoderEngine) else None
-        check_shared_encoder(path, record, shared)
+    if lacks := missing_kernels():
+        raise EngineError(f"{spec.path} cannot be opened: {NEEDS_KERNELS}: {lacks}")
+    record, shared = spec.require_encoder(), None
+    if not record.encoder and spec.target is not None:
+        shared = spec.target if isinstance(spec.target, EncoderDecoderEngine) else None
+        check_shared_encoder(spec.path, record, shared)
     opened = {}
     for part, name in (("cross", record.cross), ("encoder", record.encoder)):
         if name:
-            place = path.with_name(PurePosixPath(name).name)
-            opened[part] = open_session(place, files, threads)
-            _check_part(place, opened[part][0], *_names(part, record, geometry))
-    session, weights = open_session(path, files, threads)
+            place = spec.path.with_name(PurePosixPath(name).name)
+            opened[part] = open_session(place, spec.files, spec.threads)
+            _check_part(place, opened[part][0], *_names(part, record, spec.geometry))
+    session, weights = open_session(spec.path, spec.files, spec.threads)
     held = (*weights, *(weight for _, own in opened.values() for weight in own))
+    encoder = opened["encoder"][0] if "encoder" in opened else None
     return EncoderDecoderEngine(
-        session, held, geometry, record=record, cross=opened["cross"][0],
-        encoder=opened["encoder"][0] if "encoder" in opened else None, shared=shared, batch=batch,
-        max_length=max_length, max_width=max_width,
-    )  # fmt: skip
+        session, held, spec, record=record, cross=opened["cross"][0], encoder=encoder, shared=shared
+    )

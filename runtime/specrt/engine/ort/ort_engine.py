@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.kernels import KERNELS, aligned_zeros
 from specrt.engine.ort.onnx_file import files_of, mapped_weights
 from specrt.engine.protocol import (
@@ -20,6 +20,7 @@ from specrt.engine.protocol import (
     Candidates,
     Confidence,
     Engine,
+    EngineTraits,
     Feed,
     Logits,
     Tokens,
@@ -57,20 +58,17 @@ class OrtEngine:
     Shapes: the KV buffers of a layer are [batch, kv_heads, P / 16, head_dim, 16] for keys and
         [batch, kv_heads, P, head_dim] for values, P being `max_length` in whole groups of 16;
         `features`, what a target leaves at each position for a head, is [batch, max_length, H],
-        and None without a head. `scored` is how many entries of the vocabulary logits are of.
+        and None without a head.
     Threads: forward passes of one engine must not overlap.
     """
 
-    def __init__(
-        self, session: Any, weights: tuple[Any, ...], geometry: Geometry, *, batch: int,
-        max_length: int, max_width: int,
-    ) -> None:  # fmt: skip
-        self.geometry = geometry
-        self.batch = batch
-        self.max_length = max_length
-        self.max_width = max_width
+    def __init__(self, session: Any, weights: tuple[Any, ...], spec: EngineSpec) -> None:
+        self.geometry = spec.geometry
+        self.batch = batch = spec.batch
+        self.max_length = max_length = spec.max_length
+        self.max_width = max_width = spec.max_width
         self._session, self._weights = session, weights
-        self.scored = widths(session.get_outputs())["logits"]
+        self.max_rows = max_width
         self._caches = self._allocate()
         self._read_only: dict[str, NDArray[Any]] = {}
         """What passes read besides: inputs that stay where they are, by name."""
@@ -78,6 +76,8 @@ class OrtEngine:
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
         self._numbers = np.arange(max(tokens, max_length))
         self.features, self._passed, self._hidden = head_memory(session, batch, max_length, tokens)
+        scored = widths(session.get_outputs())["logits"]
+        self.traits = EngineTraits(scored=scored, features=self.features)
         self._scores: dict[str, NDArray[Any]] = {}
         self._values: dict[tuple[str, int], Any] = {}
         """What passes of other sizes were bound to, by name and size: the library's values, which

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specrt.bundle import Geometry
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import (
     CLOSED,
     CudaGraphs,
     Engine,
+    EngineTraits,
     Tokens,
     check_bounds,
     pass_size,
@@ -53,7 +54,6 @@ from specrt.engine.tensorrt.passes import (
 )
 from specrt.engine.tensorrt.plan import TrtPlan, open_plan
 from specrt.errors import BundleError, EngineError
-from specrt.held_file import HeldFile
 
 
 class Closable(Protocol):
@@ -98,15 +98,15 @@ class TensorRtEngine:
     """
 
     def __init__(
-        self, plan: TrtPlan, device: CudaDevice, record: EngineRecord, geometry: Geometry, *,
-        batch: int, max_length: int, max_width: int, capture: bool = True,
+        self, plan: TrtPlan, device: CudaDevice, record: EngineRecord, spec: EngineSpec, *,
+        capture: bool = True,
     ) -> None:  # fmt: skip
-        self.geometry = geometry
-        self.batch = batch
-        self.max_length = max_length
-        self.max_width = max_width
+        self.geometry = spec.geometry
+        self.batch = spec.batch
+        self.max_length = spec.max_length
+        self.max_width = spec.max_width
         self._captures = capture
-        self._starts = np.zeros(batch, np.int64)
+        self._starts = np.zeros(self.batch, np.int64)
         self._passes: dict[PassShape, PlanPass] = {}
         self._wide: dict[int, WideProfile] = {}
         self._scores: dict[tuple[int, int], PassRows] = {}
@@ -123,15 +123,11 @@ class TensorRtEngine:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def scored(self) -> int:
-        """Entries of the vocabulary that logits are of."""
-        return self.model.scored
+        self.traits = EngineTraits(scored=self.model.scored)
 
     @property
     def max_rows(self) -> int:
-        """Most rows that a pass scores."""
+        """Most positions that a pass scores."""
         return max(profile.rows.most for profile in self.model.record.profiles)
 
     def _open(self, plan: TrtPlan, record: EngineRecord) -> Model:
@@ -320,9 +316,9 @@ class Lease:
         self._holders = set[int]()
 
     @classmethod
-    def beside(cls, engine: Engine | None) -> Lease:
+    def of(cls, engine: Engine | None) -> Lease:
         """Return the lease of an engine of TensorRT, or that of a device of its own."""
-        return engine.lease if isinstance(engine, OpenedEngine) else cls(CudaDevice())
+        return engine.lease if isinstance(engine, LeasedEngine) else cls(CudaDevice())
 
     def close_unused(self) -> None:
         """Close the device unless it has a holder."""
@@ -341,19 +337,13 @@ class Lease:
                 self.device.close()
 
 
-class OpenedEngine(TensorRtEngine):
+class LeasedEngine(TensorRtEngine):
     """An engine that holds its device open."""
 
-    def __init__(
-        self, lease: Lease, plan: TrtPlan, record: EngineRecord, geometry: Geometry, *, batch: int,
-        max_length: int, max_width: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, lease: Lease, plan: TrtPlan, record: EngineRecord, spec: EngineSpec) -> None:
         self.lease = lease
         lease.take(self)
-        super().__init__(
-            plan, lease.device, record, geometry, batch=batch, max_length=max_length,
-            max_width=max_width,
-        )  # fmt: skip
+        super().__init__(plan, lease.device, record, spec)
 
     def close(self) -> None:
         """Give everything back, the device too if it has no other holder."""
@@ -361,42 +351,35 @@ class OpenedEngine(TensorRtEngine):
         self.lease.drop(self)
 
 
-def open_tensorrt(
-    path: Path, geometry: Geometry, *, files: Mapping[str, HeldFile], backend: str, batch: int,
-    max_length: int, max_width: int, beside: Engine | None = None,
-) -> OpenedEngine:  # fmt: skip
-    """Open a plan, on the device of the engine `beside` it where that is one of TensorRT too.
+def open_tensorrt(spec: EngineSpec) -> LeasedEngine:
+    """Open a plan, on the device of its target where that is one of TensorRT too.
 
     Raises: EngineError saying what differs from where it was built, or what is missing; BundleError
         for a record that cannot be read.
     """
-    record, library = read_plan_record(path, files, backend)
-    lease = Lease.beside(beside)
+    record, library = read_plan_record(spec.path, spec)
+    lease = Lease.of(spec.target)
     try:
-        plan = open_recorded(path, files, record, library, lease.device)
+        plan = open_recorded(spec.path, spec, record, library, lease.device)
     except BaseException:
         lease.close_unused()
         raise
-    return OpenedEngine(
-        lease, plan, record, geometry, batch=batch, max_length=max_length, max_width=max_width
-    )
+    return LeasedEngine(lease, plan, record, spec)
 
 
-def read_plan_record(
-    path: Path, files: Mapping[str, HeldFile], backend: str
-) -> tuple[EngineRecord, Library]:
+def read_plan_record(path: Path, spec: EngineSpec) -> tuple[EngineRecord, Library]:
     """Read the record beside a plan, hold it to this machine, and return its library, too.
 
     Raises: BundleError for one that cannot be read; EngineError saying what differs from where the
         plan was built.
     """
     place = path.with_suffix(RECORD)
-    if place.name not in files:
+    if place.name not in spec.files:
         raise BundleError(
             f"{place} cannot be read (it is missing, or not in the manifest's list); {AGAIN}"
         )
-    record = read_engine_record(place, bytes(files[place.name].data))
-    library = open_library(backend)
+    record = read_engine_record(place, bytes(spec.files[place.name].data))
+    library = open_library(spec.backend)
     differs = difference(record.device, this_device(library))
     if differs:
         raise EngineError(f"{path} does not run here: {differs}")
@@ -404,11 +387,10 @@ def read_plan_record(
 
 
 def open_recorded(
-    path: Path, files: Mapping[str, HeldFile], record: EngineRecord, library: Library,
-    device: CudaDevice,
-) -> TrtPlan:  # fmt: skip
+    path: Path, spec: EngineSpec, record: EngineRecord, library: Library, device: CudaDevice
+) -> TrtPlan:
     """Open a plan that has the profiles of its record."""
-    plan = open_plan(path, library, device, record.wants, files)
+    plan = open_plan(path, library, device, record.wants, spec.files)
     try:
         check_profiles(path, plan, record.profiles)
     except BaseException:

@@ -46,7 +46,7 @@ class RoundBuffers:
 
     def __init__(self, target: TensorRtEngine, draft: TensorRtEngine, most: int) -> None:
         self.memory = memory = Memory(target.model.device)
-        record, vocabulary = draft.model.record, draft.scored
+        record, vocabulary = draft.model.record, draft.model.scored
         width = most + 1
         self._fed = Layout(
             [

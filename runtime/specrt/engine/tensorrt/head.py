@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
+from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.head_engine import feed_of, paired
 from specrt.engine.protocol import (
     CudaGraphs,
-    Engine,
     Feed,
     Output,
     check_bounds,
     rows_of,
 )
-from specrt.engine.tensorrt.engine import TensorRtEngine
+from specrt.engine.tensorrt.engine import TensorRtEngine, open_tensorrt
 from specrt.engine.tensorrt.engine_record import HIDDEN, STATE, PassShape
 from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
 from specrt.engine.tensorrt.passes import PlanPass
@@ -72,7 +72,7 @@ class TensorRtHead:
         self.max_length = engine.max_length
         self.max_width = engine.max_width
         self.max_rows = engine.max_rows
-        self.scored = engine.scored
+        self.traits = engine.traits
         self.captures = engine.captures
         self.close = engine.close
         self.engine = engine
@@ -113,17 +113,16 @@ class TensorRtHead:
         return self._rows.forward_rows(fed)
 
 
-def beside_target(engine: TensorRtEngine, beside: Engine | None) -> Engine:
-    """Return an engine that was opened beside another, as a head where it is one.
+def open_head(spec: EngineSpec) -> TensorRtHead:
+    """Open a head over the features of its target.
 
     Raises: EngineError for a head whose target leaves nothing for it here; it is closed then.
     """
-    if not engine.model.record.hidden:
-        return engine
+    engine = open_tensorrt(spec)
     try:
-        if not isinstance(beside, TensorRtEngine):
+        if not isinstance(spec.target, TensorRtEngine):
             raise _refused(engine.model.record.hidden, 0)
-        return TensorRtHead(engine, beside)
+        return TensorRtHead(engine, spec.target)
     except BaseException:
         engine.close()
         raise

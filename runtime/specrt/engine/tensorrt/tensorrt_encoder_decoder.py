@@ -8,7 +8,8 @@ comes to the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import EncoderRecord, Geometry
-from specrt.engine.protocol import Engine, Feed, Output, PaddedRows, RowsEngine, SingleRow, Source
+from specrt.engine.engine_spec import EngineSpec
+from specrt.engine.protocol import Feed, Output, PaddedRows, RowsEngine, SingleRow, Source
 from specrt.engine.sources import (
     check_row,
     check_shared_encoder,
@@ -26,7 +28,7 @@ from specrt.engine.sources import (
     require_source,
 )
 from specrt.engine.tensorrt.device import Field, Layout, Memory, aligned
-from specrt.engine.tensorrt.engine import Lease, OpenedEngine, open_recorded, read_plan_record
+from specrt.engine.tensorrt.engine import Lease, LeasedEngine, open_recorded, read_plan_record
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
     CROSS,
@@ -40,7 +42,6 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.passes import ANY, check_plan, cross_names, cross_row_bytes
 from specrt.engine.tensorrt.plan import TrtPlan
 from specrt.errors import BundleError, EngineError
-from specrt.held_file import HeldFile
 
 FLOAT_BYTES = 4
 
@@ -147,7 +148,7 @@ class SourceReader:
             plan.close()
 
 
-class TensorRtEncoderDecoder(OpenedEngine):
+class TensorRtEncoderDecoder(LeasedEngine):
     """A decoder with the sources of its rows on a GPU; see `ConditionedEngine`.
 
     Rows of several are padded to one width, as those of other plans are. A draft without an encoder
@@ -155,31 +156,26 @@ class TensorRtEncoderDecoder(OpenedEngine):
     Threads: as for `TensorRtEngine`.
     """
 
-    padded = True
-    """Passes cost what the widest row costs."""
-
     def __init__(
-        self, lease: Lease, plan: TrtPlan, record: EngineRecord, geometry: Geometry, *,
+        self, lease: Lease, plan: TrtPlan, record: EngineRecord, spec: EngineSpec, *,
         cross: OpenedPlan, encoder: OpenedPlan | None, shared: TensorRtEncoderDecoder | None,
-        batch: int, max_length: int, max_width: int,
     ) -> None:  # fmt: skip
-        super().__init__(
-            lease, plan, record, geometry, batch=batch, max_length=max_length, max_width=max_width
-        )
+        super().__init__(lease, plan, record, spec)
+        self.traits = replace(self.traits, padded=True)
         try:
             memory = self.model.memory
-            self._reader = SourceReader(memory, geometry, cross, encoder)
+            self._reader = SourceReader(memory, self.geometry, cross, encoder)
             self.attach(self._reader)
             source = self._reader.source
             self.max_source = source.positions
             self._shared = shared
-            own = shared.hidden if shared else HiddenStates(memory, batch, source)
+            own = shared.hidden if shared else HiddenStates(memory, self.batch, source)
             self.hidden: HiddenStates = own
             self.hidden_width = own.width
         except BaseException:
             self.close()
             raise
-        self._padded = PaddedRows(self) if batch > 1 else None
+        self._padded = PaddedRows(self) if self.batch > 1 else None
         self._row_passes: RowsEngine = self._padded or SingleRow(self)
 
     @property
@@ -252,33 +248,29 @@ def _source_length(target: TensorRtEncoderDecoder, row: int) -> int:
     return length
 
 
-def open_encoder_decoder(
-    path: Path, geometry: Geometry, record: EncoderRecord, *, files: Mapping[str, HeldFile],
-    backend: str, batch: int, max_length: int, max_width: int, beside: Engine | None = None,
-) -> TensorRtEncoderDecoder:  # fmt: skip
+def open_encoder_decoder(spec: EngineSpec) -> TensorRtEncoderDecoder:
     """Open the plan of a decoder and, from the same folder, those that condition it.
 
-    Raises: EngineError, also where a draft is to read an encoder that `beside` does not have;
+    Raises: EngineError, also where a draft is to read an encoder that its target does not have;
         BundleError for a record that cannot be read.
     """
-    shared = None
+    record, path, shared = spec.require_encoder(), spec.path, None
     if not record.encoder:
-        shared = beside if isinstance(beside, TensorRtEncoderDecoder) else None
+        shared = spec.target if isinstance(spec.target, TensorRtEncoderDecoder) else None
         check_shared_encoder(path, record, shared)
     names = {CROSS: record.cross, ENCODER: record.encoder}
     places = {"": path, **{p: path.with_name(PurePosixPath(n).name) for p, n in names.items() if n}}
-    read = {part: read_plan_record(place, files, backend) for part, place in places.items()}
+    read = {part: read_plan_record(place, spec) for part, place in places.items()}
     for part, (own, _) in read.items():
         _check_source(places[part], part, own, record)
-    lease, plans = Lease.beside(beside), dict[str, OpenedPlan]()
+    lease, plans = Lease.of(spec.target), dict[str, OpenedPlan]()
     try:
         for part, (own, library) in read.items():
-            opened = open_recorded(places[part], files, own, library, lease.device)
+            opened = open_recorded(places[part], spec, own, library, lease.device)
             plans[part] = OpenedPlan(opened, own)
         return TensorRtEncoderDecoder(
-            lease, *plans[""], geometry, cross=plans[CROSS], encoder=plans.get(ENCODER),
-            shared=shared, batch=batch, max_length=max_length, max_width=max_width,
-        )  # fmt: skip
+            lease, *plans[""], spec, cross=plans[CROSS], encoder=plans.get(ENCODER), shared=shared
+        )
     except BaseException:
         for other in plans.values():
             other.plan.close()
