@@ -18,7 +18,7 @@ from pair.text import split_texts
 from pair.training import Run
 from train_pair import main
 
-ORDER = ["--batch", "2", "--window", "32", "--test-windows", "2"]
+ORDER = ["--batch", "2", "--window", "32", "--tests", "2"]
 SMALL = [*ORDER, "--device", "cpu", "--minutes", "1000", "--save-every", "0"]
 SHAPE = ["--width", "64", "--layers", "1"]
 
@@ -54,7 +54,7 @@ def pair(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cut = figures(run("text", texts, "--out", out, "--vocabulary", 300, "--held-out", 0.3))
     assert cut["files"] + cut["held_out_files"] == 30
     for stage in ("target", "draft", "distill"):
-        made = figures(run("train", stage, "--out", out, "--steps", 3, *SMALL, *SHAPE))
+        made = figures(run("train", "llama", stage, "--out", out, "--steps", 3, *SMALL, *SHAPE))
         assert made["steps"] == 3
     return out
 
@@ -69,7 +69,7 @@ def test_a_pair_loads_in_transformers_and_is_reported(pair: Path) -> None:
     report = json.loads((pair / "report.json").read_text())
     assert set(report) == {"text", "target", "draft", "distill"}
     assert report["target"]["tokens"] == 3 * 2 * 32
-    measured = run("measure", "--out", pair, "--window", 32, "--test-windows", 3)
+    measured = run("measure", "llama", "--out", pair, "--window", 32, "--tests", 3)
     assert {"target_loss", "draft_loss", "overlap"} < set(json.loads(measured.output))
 
 
@@ -79,7 +79,7 @@ def test_killed_run_continues_to_what_an_unbroken_one_gives(
 ) -> None:
     for name in ("tokenizer.json", "train.bin", "held_out.bin"):
         (tmp_path / name).write_bytes((pair / name).read_bytes())
-    arguments = ("train", "draft", "--out", tmp_path, "--steps", 4, *SMALL, *SHAPE)
+    arguments = ("train", "llama", "draft", "--out", tmp_path, "--steps", 4, *SMALL, *SHAPE)
     state = tmp_path / "state" / "draft.pt"
     whole = figures(run(*arguments))
     weights = torch.load(state, weights_only=True)["model"]
@@ -109,9 +109,13 @@ def test_bad_input_is_one_line_and_status_2(pair: Path, texts: Path, tmp_path: P
     assert run("text", texts, "--out", other, "--vocabulary", 260, "--held-out", 0.3).exit_code == 0
     for arguments, message in (
         (["text", tmp_path / "none", "--out", out], "not a folder"),
-        (["train", "target", "--out", out], "run `text` first"),
-        (["train", "target", "--out", other, "--init", pair, *SMALL], "tokenizer mismatch"),
-        (["train", "draft", "--out", pair, "--seed", 2, *SMALL, *SHAPE], "other settings"),
+        (["train", "t5", "distill", "--out", out], "t5 has no stage 'distill'"),
+        (["train", "llama", "target", "--out", out], "run `text` first"),
+        (
+            ["train", "llama", "target", "--out", other, "--init", pair, *SMALL],
+            "tokenizer mismatch",
+        ),
+        (["train", "llama", "draft", "--out", pair, "--seed", 2, *SMALL, *SHAPE], "other settings"),
     ):
         result = run(*arguments)
         assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output

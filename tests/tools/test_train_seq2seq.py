@@ -22,9 +22,9 @@ from itn.task import pairs
 from seq2seq.model import encode, load_model, logits_of
 from seq2seq.pairs import TokenPairs
 from seq2seq.tokenizer import load_tokenizer
-from train_seq2seq import main
+from train_pair import main
 
-SMALL = ["--batch", "4", "--minutes", "1000", "--save-every", "0", "--test-pairs", "2"]
+SMALL = ["--batch", "4", "--minutes", "1000", "--save-every", "0", "--tests", "2"]
 
 
 def run(*arguments: object) -> Result:
@@ -34,7 +34,7 @@ def run(*arguments: object) -> Result:
 
 def trained(out: Path, stage: str, steps: int, *options: object) -> dict[str, float]:
     """Train a stage for so many steps; return its figures."""
-    result = run("train", stage, "--out", out, "--steps", steps, *SMALL, *options)
+    result = run("train", "t5", stage, "--out", out, "--steps", steps, *SMALL, *options)
     assert result.exit_code == 0, result.output
     return dict(json.loads(result.output.splitlines()[-1])[stage])
 
@@ -43,7 +43,7 @@ def trained(out: Path, stage: str, steps: int, *options: object) -> dict[str, fl
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair of two layers and one, three steps each."""
     folder = tmp_path_factory.mktemp("pair")
-    made = run("text", "--out", folder, "--pairs", 60, "--vocabulary", 300)
+    made = run("draw", "--out", folder, "--pairs", 60, "--vocabulary", 300)
     assert made.exit_code == 0, made.output
     assert trained(folder, "target", 3, "--width", 64, "--layers", 2)["steps"] == 3
     assert trained(folder, "draft", 3)["steps"] == 3
@@ -114,10 +114,10 @@ def test_a_killed_run_continues_to_what_an_unbroken_one_gives(out: Path, tmp_pat
 
 def test_what_is_missing_or_of_another_shape_is_told(out: Path, tmp_path: Path) -> None:
     for arguments, message in (
-        (("train", "target", "--out", tmp_path), "run `text` first"),
-        (("train", "target", "--out", out, "--width", 96), "96 is not a multiple of 64"),
-        (("train", "target", "--out", out, "--width", 128), "is of other settings"),
-        (("measure", "--out", tmp_path), "no checkpoint"),
+        (("train", "t5", "target", "--out", tmp_path), "run `text` first"),
+        (("train", "t5", "target", "--out", out, "--width", 96), "96 is not a multiple of 64"),
+        (("train", "t5", "target", "--out", out, "--width", 128), "is of other settings"),
+        (("measure", "t5", "--out", tmp_path), "no checkpoint"),
     ):
         result = run(*arguments)
         assert (result.exit_code, message in result.output) == (2, True), result.output

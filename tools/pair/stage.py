@@ -18,13 +18,6 @@ class Stage:
     adam: float
 
 
-STAGES = {
-    "target": Stage("target", 384, 8, 0.02, 3e-3),
-    "draft": Stage("draft", 128, 2, 0.02, 5e-3),
-    "distill": Stage("draft", 128, 2, 0.01, 2e-3),
-}
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of `train`; its help says what they are."""
@@ -43,5 +36,5 @@ class Options:
     width: int | None
     layers: int | None
     save_every: float
-    test_windows: int
+    tests: int
     device: str

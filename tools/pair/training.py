@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import torch
@@ -18,14 +18,26 @@ from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaForCausalLM
 
 from pair.errors import BadInputError
-from pair.model import load_model, logits_of, new_model
+from pair.measure import measure
+from pair.model import load_model, logits_of, new_model, save_model
 from pair.schedule import Clock, next_time, rate
-from pair.stage import STAGES, Options
+from pair.stage import Options, Stage
 from pair.tokenizer import load_tokenizer
 from pair.tokens import load_tokens, training_starts, windows_at
 
 REPORT_EVERY = 20  # steps between lines where the output is not a terminal
 TRUE_TEXT_WEIGHT = 0.1  # of the cross-entropy while distilling
+
+
+def distillation(logits: Tensor, truth: Tensor, entropy: Tensor) -> Tensor:
+    """Return what a student that follows its teacher's distributions minimises.
+
+    Shapes: logits and truth, in logarithms of chances, [tokens, vocabulary].
+    Source: Hinton et al. 2015, arXiv:1503.02531 (distillation, here without a temperature).
+    """
+    own = logits.log_softmax(-1)
+    divergence = functional.kl_div(own, truth, reduction="batchmean", log_target=True)
+    return divergence + TRUE_TEXT_WEIGHT * entropy
 
 
 def losses(
@@ -34,7 +46,6 @@ def losses(
     """Return (what to minimise, cross-entropy); a teacher's student follows its distributions.
 
     Shapes: windows int64 [batch, window + 1].
-    Source: Hinton et al. 2015, arXiv:1503.02531 (distillation, here without a temperature).
     """
     logits = logits_of(model, windows)
     entropy = functional.cross_entropy(logits, windows[:, 1:].flatten())
@@ -42,14 +53,12 @@ def losses(
         return entropy, entropy
     with torch.no_grad():
         truth = logits_of(teacher, windows).log_softmax(-1)
-    own = logits.log_softmax(-1)
-    divergence = functional.kl_div(own, truth, reduction="batchmean", log_target=True)
-    return divergence + TRUE_TEXT_WEIGHT * entropy, entropy
+    return distillation(logits, truth, entropy), entropy
 
 
 def first_model(name: str, o: Options) -> LlamaForCausalLM:
     """Return the model a stage begins with: that of `o.init`, of the stage before, or random."""
-    spec, tokenizer = STAGES[name], o.out / "tokenizer.json"
+    spec, tokenizer = Run.stages[name], o.out / "tokenizer.json"
     if o.init is not None or name == "distill":
         return load_model((o.init or o.out) / spec.model, tokenizer, o.device)
     torch.manual_seed(o.seed)
@@ -75,7 +84,15 @@ def optimizers_of(model: LlamaForCausalLM, muon: float, adam: float) -> list[Opt
 
 
 class Run:
-    """Everything of a stage that is saved and read back, and how to take a step."""
+    """A stage of a Llama pair: what is saved and read back, and how to take a step."""
+
+    stages: ClassVar[dict[str, Stage]] = {
+        "target": Stage("target", 384, 8, 0.02, 3e-3),
+        "draft": Stage("draft", 128, 2, 0.02, 5e-3),
+        "distill": Stage("draft", 128, 2, 0.01, 2e-3),
+    }
+    minutes, batch, tests = 60.0, 16, 128
+    """Defaults: of the training time, of windows a step, and of held-out windows."""
 
     # Of the kinds that a stage works on.
     model: Any
@@ -93,8 +110,10 @@ class Run:
 
     def open(self) -> None:
         """Read the text, and make the model and what trains it."""
-        name, o, spec = self.name, self.o, STAGES[self.name]
-        self.tokens = load_tokens(o.out, "train", o.window)
+        name, o, spec = self.name, self.o, self.stages[self.name]
+        self.tokens, self.held_out = (
+            load_tokens(o.out, side, o.window) for side in ("train", "held_out")
+        )
         self.model = first_model(name, o)
         self.teacher = None
         if name == "distill":
@@ -164,6 +183,15 @@ class Run:
             optimizer.load_state_dict(saved)
         self.clock.active, self.clock.steps = state["clock"]
         self.loss = state["loss"]
+
+    def write(self) -> dict[str, float]:
+        """Write the checkpoint; return its held-out figures."""
+        o, name = self.o, self.stages[self.name].model
+        save_model(self.model, self.tokenizer, o.out / name)
+        pair = {name: self.model}
+        if self.teacher is not None:
+            pair = {"target": self.teacher, name: self.model}
+        return measure(pair, self.held_out, o.window, o.tests, o.device)
 
     def tokens_seen(self) -> int:
         """Return how many tokens all steps so far were trained on."""

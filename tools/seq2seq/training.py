@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +12,14 @@ from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import T5ForConditionalGeneration
 
-from pair.training import TRUE_TEXT_WEIGHT, Run
-from seq2seq.model import HEAD, encode, load_model, logits_of, new_draft, new_target
+from itn.task import pairs
+from pair.errors import BadInputError
+from pair.stage import Stage
+from pair.training import Run, distillation
+from seq2seq.measure import measure
+from seq2seq.model import HEAD, encode, load_model, logits_of, new_draft, new_target, save_model
 from seq2seq.pairs import TokenPairs
 from seq2seq.tokenizer import load_tokenizer
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What one stage trains: layers, width of a new model, and its peak learning rates."""
-
-    layers: int
-    width: int
-    muon: float
-    adam: float
-
-
-STAGES = {"target": Stage(3, 192, 0.02, 5e-3), "draft": Stage(1, 192, 0.01, 2e-3)}
 
 
 def optimizers_of(
@@ -59,15 +51,20 @@ def optimizers_of(
 
 
 class Seq2SeqRun(Run):
-    """A run on pairs of texts; the draft follows the target's distributions."""
+    """A stage of a T5 pair on pairs of texts; the draft follows the target's distributions."""
 
+    stages: ClassVar[dict[str, Stage]] = {
+        "target": Stage("target", 192, 3, 0.02, 5e-3),
+        "draft": Stage("draft", 192, 1, 0.01, 2e-3),
+    }
+    minutes, batch, tests = 30.0, 32, 200
     model: T5ForConditionalGeneration
     teacher: T5ForConditionalGeneration | None
     tokens: TokenPairs
 
     def open(self) -> None:
         """Read the pairs, and make the model and what trains it."""
-        o, spec = self.o, STAGES[self.name]
+        o, spec = self.o, self.stages[self.name]
         self.tokens = TokenPairs.load(o.out / "train.npz")
         torch.manual_seed(o.seed)
         layers = o.layers or spec.layers
@@ -83,10 +80,7 @@ class Seq2SeqRun(Run):
         )
 
     def losses(self) -> tuple[Tensor, Tensor]:
-        """Return (what to minimise, cross-entropy) of the next pairs.
-
-        Source: Hinton et al. 2015, arXiv:1503.02531 (distillation, here without a temperature).
-        """
+        """Return (what to minimise, cross-entropy) of the next pairs."""
         sources, answers = self.tokens.training_batch(self.clock.steps, self.o.batch, self.o.seed)
         labels = answers[answers.ne(0)]
         if self.teacher is None:
@@ -98,17 +92,28 @@ class Seq2SeqRun(Run):
             truth = logits_of(self.teacher, sources, hidden, answers).log_softmax(-1)
         logits = logits_of(self.model, sources, hidden, answers)
         entropy = functional.cross_entropy(logits, labels)
-        divergence = functional.kl_div(
-            logits.log_softmax(-1), truth, reduction="batchmean", log_target=True
-        )
-        return divergence + TRUE_TEXT_WEIGHT * entropy, entropy
+        return distillation(logits, truth, entropy), entropy
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal for a saved state to fit."""
         config = self.model.config
         return super().settings() | {"shape": [config.d_model, config.num_decoder_layers]}
 
+    def write(self) -> dict[str, float]:
+        """Write the checkpoint; return the held-out figures of what was written."""
+        save_model(self.model, self.tokenizer, self.o.out / self.name)
+        return measured(self.o.out, self.name, self.o.tests)
+
     def tokens_seen(self) -> int:
         """Return how many tokens of answers so many steps are trained on, by their mean length."""
         mean = len(self.tokens.arrays["answer"]) / len(self.tokens)
         return round(self.clock.steps * self.o.batch * mean)
+
+
+def measured(folder: Path, stage: str, count: int) -> dict[str, float]:
+    """Return the held-out figures of one model of a pair."""
+    if not (folder / "target").is_dir():
+        raise BadInputError(f"no checkpoint: {folder / 'target'}")
+    tokenizer = load_tokenizer(folder / stage / "tokenizer.json")
+    models = {name: load_model(folder / name) for name in dict.fromkeys(("target", stage))}
+    return measure(models, tokenizer, list(islice(pairs(1, held_out=True), count)))
