@@ -32,32 +32,6 @@ def _costs(costs: Costs) -> Document:
             "assumed": costs.assumed}  # fmt: skip
 
 
-def rates() -> list[tuple[Document, float]]:
-    """Return texts, and the tokens per second that `auto` must reach on each."""
-    draw = random.Random(1)
-    texts = {
-        "steady": gamma_traces.steady(0.7, 3000, 1),
-        "always wrong": gamma_traces.steady(0.0, 3000, 1),
-        "fading": gamma_traces.steady(0.9, 3000, 1, 0.6),
-        "alternating": gamma_traces.alternating(0.9, 0.05, 3000, 1),
-        "telling": gamma_traces.telling(3000, 1),
-        "misleading": gamma_traces.made([0.7] * 3000, 1, [draw.random() for _ in range(3000)]),
-        "noisy clock": gamma_traces.steady(0.9, 3000, 1),
-        "wrong scale": gamma_traces.steady(0.7, 3000, 1),
-        "untuned": gamma_traces.steady(0.7, 3000, 1),
-    }
-    costs, found = gamma_traces.MACHINES["206 M int8"], []
-    for family, drafts in texts.items():
-        jitter = gamma_traces.noisy(1) if family == "noisy clock" else [1.0]
-        tuned = costs.scaled(0.5, 1.0) if family == "wrong scale" else costs
-        tuned = Costs.assume(gamma_traces.LARGEST) if family == "untuned" else tuned
-        best = gamma_traces.best_fixed(gamma_traces.Trace(family, drafts, costs))
-        call = {"call": "rate", "right": drafts.right, "confidence": drafts.confidence,
-                "jitter": jitter, "costs": _costs(costs), "tuned": _costs(tuned)}  # fmt: skip
-        found.append((call, (1 - gamma_traces.REGRETS[family]) * best))
-    return found
-
-
 class _Cautious:
     """Drafts so far, and leaves out what follows too little."""
 

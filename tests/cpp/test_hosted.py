@@ -23,19 +23,12 @@ def program(request: pytest.FixtureRequest, built_library: BuildLibrary) -> Libr
     return built_library("hosted", sanitize=request.param)
 
 
-def test_a_processor_may_end_its_own_session_in_the_turn_of_another(
-    program: Library, codelet: Path
-) -> None:
+def test_processors_and_forks_end_with_their_generation(program: Library, codelet: Path) -> None:
+    """A processor may end its own session in the turn of another; none runs once it has ended."""
     assert program.run("closing_processor", bundle=codelet) == ["2"]
-
-
-def test_no_processor_runs_once_its_generation_has_ended(program: Library, codelet: Path) -> None:
     ended, inside = program.run("returning", bundle=codelet)
     assert ended.startswith("SPECRT_CANCELLED|")
     assert inside == "false"
-
-
-def test_a_fork_is_refused_and_its_parent_goes_on(program: Library, codelet: Path) -> None:
     refused, ids = program.run("forked", bundle=codelet)
     assert refused.startswith("SPECRT_UNSUPPORTED|this process was forked")
     assert len(json.loads(ids)) == 4
@@ -208,18 +201,20 @@ def test_control_tokens_in_a_prompt_are_parsed_unless_forbidden(
     assert plain > 4
 
 
-def test_python_that_holds_its_lock_or_ends_stops_what_runs(hosted: Library, codelet: Path) -> None:
-    """By ctypes.PyDLL, which keeps the lock in a call; and with a thread that nobody waits for."""
-    assert embedded(hosted, codelet, LOCKED) == "2\n"
-    assert embedded(hosted, codelet, DAEMON).strip() in ("2", "")  # the end may cut its print off
-
-
-def test_an_application_may_unload_the_library(hosted: Library, codelet: Path) -> None:
-    assert embedded(hosted, codelet, UNLOADED) == "left\n"
-
-
-def test_an_interrupt_reaches_the_python_that_generates(hosted: Library, codelet: Path) -> None:
-    assert embedded(hosted, codelet, INTERRUPTED).endswith("interrupted 0\n")
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [
+        (LOCKED, ("2\n",)),  # by ctypes.PyDLL, which keeps the lock in a call
+        (DAEMON, ("2\n", "")),  # with a thread that nobody waits for; the end may cut its print off
+        (UNLOADED, ("left\n",)),
+        (INTERRUPTED, ("interrupted 0\n",)),
+    ],
+    ids=["locked", "daemon", "unloaded", "interrupted"],
+)
+def test_a_python_application_may_end_it_in_any_way(
+    hosted: Library, codelet: Path, script: str, ends: tuple[str, ...]
+) -> None:
+    assert embedded(hosted, codelet, script).endswith(ends)
 
 
 def test_a_second_interpreter_is_refused(hosted: Library, codelet: Path) -> None:

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <memory>
 #include <specrt/specrt.hpp>
@@ -256,30 +255,22 @@ void floating() {
   print(json(kept && is_own()));
 }
 
-// One processor that decides, one that stops, one that throws, one that leaves no score.
+// One processor that decides, one that throws.
 void processors() {
   const specrt_processor decides = [](void*, const std::int64_t*, std::size_t, float* scores,
                                       std::size_t vocabulary) -> std::int32_t {
     for (std::size_t at = 0; at < vocabulary; ++at) scores[at] = at == 65;
     return 0;
   };
-  const specrt_processor stops = [](void*, const std::int64_t*, std::size_t, float*,
-                                    std::size_t) -> std::int32_t { return 3; };
   const specrt_processor throws = [](void*, const std::int64_t*, std::size_t, float*,
                                      std::size_t) -> std::int32_t {
     throw std::runtime_error("no scores today");
   };
-  const specrt_processor spoils = [](void*, const std::int64_t*, std::size_t, float* scores,
-                                     std::size_t) -> std::int32_t {
-    scores[7] = std::numeric_limits<float>::quiet_NaN();
-    return 0;
-  };
   const Generator generator = open();
   const Session session = generator.session();
-  for (const specrt_processor each : {decides, stops, throws, spoils}) {
-    print(complete(session, params_of(6, each)));
-    if (each == decides) print(json(session.ids()));
-  }
+  print(complete(session, params_of(6, decides)));
+  print(json(session.ids()));
+  print(complete(session, params_of(6, throws)));
   specrt::shutdown();
 }
 

@@ -16,8 +16,6 @@ namespace {
 using native::DraftDecision;
 using Numbers = std::vector<double>;
 
-constexpr int kLargest = 8;
-
 // Leaves what the passes of a draft in Python left, where it is asked the same.
 class Recorded : public native::Engine {
  public:
@@ -77,40 +75,6 @@ class Cautious : public native::GammaPolicy {
 native::Costs costs_of(const Json& fields) {
   return {get<Numbers>(fields, "verify"), get<Numbers>(fields, "draft"),
           get<double>(fields, "outside"), get<bool>(fields, "assumed"), false};
-}
-
-// Tokens per second of `auto` on a text of which is known what is drafted along it.
-std::string rate(const Json& call) {
-  native::AdaptiveGamma policy(
-      std::make_shared<native::AutoGamma>(costs_of(call.at("tuned")), kLargest));
-  const native::Costs costs = costs_of(call.at("costs"));
-  const auto jitter = get<Numbers>(call, "jitter");
-  const auto right = get<std::vector<int>>(call, "right");
-  const auto confidence = get<std::vector<Numbers>>(call, "confidence");
-  double spent = 0;
-  std::size_t position = 0;
-  for (std::size_t pass = 0; position + kLargest < right.size(); pass += 2) {
-    const Numbers& proposed = confidence[position];
-    const int most = std::min(policy.choose(), static_cast<int>(proposed.size()));
-    int steps = 0, kept = 0;
-    for (auto decision = DraftDecision::kContinue;
-         steps < most && decision == DraftDecision::kContinue;) {
-      decision = policy.decide(steps + 1, proposed[static_cast<std::size_t>(steps)]);
-      ++steps;
-      if (decision != DraftDecision::kDiscard) kept = steps;
-    }
-    native::Round round;
-    round.drafted = static_cast<std::size_t>(kept);
-    round.accepted = static_cast<std::size_t>(std::min(kept, right[position]));
-    round.tokens.resize(round.accepted + 1);
-    const double draft_ns = costs.draft(steps), verify_ns = costs.verify(kept);
-    round.draft_ns = std::llround(draft_ns * jitter[pass % jitter.size()]);
-    round.verify_ns = std::llround(verify_ns * jitter[(pass + 1) % jitter.size()]);
-    policy.observe(round);
-    spent += draft_ns + verify_ns + costs.outside_ns;
-    position += round.tokens.size();
-  }
-  return json(static_cast<double>(position) / spent * 1e9);
 }
 
 // The gamma that a policy comes to among those built, and what becomes of each drafted token.
@@ -210,11 +174,8 @@ std::string cancelled(const Json& call) {
   }
 }
 
-const Registered kDrafting({{"rate", rate},
-                            {"built", built},
-                            {"copies", copies},
-                            {"session", session},
-                            {"cancelled", cancelled}});
+const Registered kDrafting(
+    {{"built", built}, {"copies", copies}, {"session", session}, {"cancelled", cancelled}});
 
 }  // namespace
 
