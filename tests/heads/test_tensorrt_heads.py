@@ -530,9 +530,9 @@ def test_what_a_lowered_graph_leaves_wrongly_is_found_by_the_build(
 ) -> None:
     lowers = TensorRtCompiler.lower
 
-    def spoiled(self: Any, of: str, source: Any, folder: Path) -> Any:
-        made = lowers(self, of, source, folder)
-        if of == role:
+    def spoiled(self: Any, source: Any, folder: Path) -> Any:
+        made = lowers(self, source, folder)
+        if made.role == role:
             spoil(folder / ENGINE, name)
         return made
 
