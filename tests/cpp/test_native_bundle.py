@@ -55,8 +55,6 @@ STRICTER = [
 ]  # fmt: skip
 
 
-UNSUPPORTED = 7
-"""A status of specrt.h."""
 OUT = object()
 """Instead of a value: leave the place out."""
 KINDS = ", ".join(map(json.dumps, ("", *HEADS)))
@@ -148,77 +146,47 @@ def test_a_damaged_bundle_is_refused_as_in_python(
         assert len(refusal["message"]) < len(str(path)) * 2 + 500
 
 
-def test_engines_for_other_kernels_are_refused(native_calls: NativeCalls, folder: Path) -> None:
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text("utf-8"))
-    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
-    for layout in (OUT, "another"):
-        _damage(manifest, "versions/kernels", layout)
-        path.write_text(json.dumps(manifest))
-        (refused,) = native_calls([call])
-        assert refused["status"] == 4
-        assert "build the bundle again" in refused["message"]
-        assert layout is OUT or layout in refused["message"]
+ENCODER: Document = {
+    "cross": "target/cross.onnx", "max_source": 8, "width": 8, "heads": 2, "head_dim": 4,
+    "encoder": "target/encoder.onnx",
+}  # fmt: skip
+HEAD: Document = {"kind": "eagle3", "features": 8}
+TRIMMED: Document = {"kind": "", "vocab_map": "tokenizer.json"}
 
 
-def test_an_encoder_decoder_is_refused_by_name(native_calls: NativeCalls, folder: Path) -> None:
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text("utf-8"))
-    encoder = {
-        "cross": "target/cross.onnx", "max_source": 8, "width": 8, "heads": 2, "head_dim": 4,
-        "encoder": "target/encoder.onnx",
-    }  # fmt: skip
-    manifest |= {"format": FORMAT, "task": "text2text-generation"}
-    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
-    for role in ("target", "draft", None):
-        whole = copy.deepcopy(manifest)
-        if role is not None:
-            whole |= {"decoder_start": [0], role: {**whole[role], "encoder": encoder}}
-        path.write_text(json.dumps(whole))
-        (answer,) = native_calls([call])
-        assert isinstance(answer, list) == (role is None)
-        if role is not None:
-            assert answer["status"] == 7  # unsupported
-            assert "is an encoder-decoder" in answer["message"]
-            assert "use the hosted implementation" in answer["message"]
-
-
-def test_a_draft_that_runs_on_a_cpu_only_is_refused_elsewhere(
-    native_calls: NativeCalls, folder: Path
+@pytest.mark.parametrize(
+    ("changes", "status", "says"),
+    [
+        ({"versions/kernels": OUT}, 4, "build the bundle again"),
+        ({"versions/kernels": "another"}, 4, "another"),
+        ({"task": "text2text-generation"}, 0, ""),
+        *(({"task": "text2text-generation", "decoder_start": [0], f"{role}/encoder": ENCODER}, 7,
+           "is an encoder-decoder") for role in ("target", "draft")),
+        *(({"target/features": 8, "draft": {**draft, "backend": backend}},
+           0 if backend == "ort-cpu" else 7, f"has {said}, which the native")
+          for said, draft in (("a head", HEAD), ("a draft that scores some entries only", TRIMMED))
+          for backend in ("tensorrt", "tensorrt-rtx", "ort-cpu")),
+        ({"target/features": 8, "draft": {**HEAD, "kind": "dflash"}}, 4,
+         "drafts blocks (dflash), which the native library does not run"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_native_does_not_run_is_refused_by_name(
+    native_calls: NativeCalls, folder: Path, changes: Document, status: int, says: str
 ) -> None:
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     manifest["format"] = FORMAT
-    manifest["target"]["features"] = 8
-    call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
-    for said, changed in (
-        ("a head", {"kind": "eagle3", "features": 8}),
-        ("a draft that scores some entries only", {"kind": "", "vocab_map": "tokenizer.json"}),
-    ):
-        for backend in ("tensorrt", "tensorrt-rtx", "ort-cpu"):
-            manifest["draft"] |= {**changed, "backend": backend}
-            (folder / "manifest.json").write_text(json.dumps(manifest))
-            assert read_manifest(folder).draft is not None
-            (answer,) = native_calls([call])
-            assert isinstance(answer, list) == (backend == "ort-cpu")
-            if backend != "ort-cpu":
-                assert answer["status"] == UNSUPPORTED
-                assert f"has {said}, which the native" in answer["message"]
-                assert f"does not run on {backend}; build the bundle for" in answer["message"]
-
-
-def test_a_head_that_drafts_blocks_is_refused_by_name(
-    native_calls: NativeCalls, folder: Path
-) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    manifest |= {"format": FORMAT}
-    manifest["target"]["features"] = 8
-    manifest["draft"] |= {"kind": "dflash", "features": 8}
+    for place, value in changes.items():
+        merged = {**manifest["draft"], **value} if place == "draft" else value
+        _damage(manifest, place, merged)
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert read_manifest(folder).draft is not None
+    if "draft" in changes:
+        assert read_manifest(folder).draft is not None  # Python reads it
     call = {"call": "opened", "library": str(onnxruntime_library()), "path": str(folder)}
     (answer,) = native_calls([call])
-    assert answer["status"] == 4
-    assert "drafts blocks (dflash), which the native library does not run" in answer["message"]
+    assert isinstance(answer, list) == (status == 0)
+    if status:
+        assert (answer["status"], says in answer["message"]) == (status, True), answer
 
 
 def listed(folder: Path, change: Callable[[Document], None]) -> None:
