@@ -248,7 +248,7 @@ def places(value: Any, outer: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data(), value=st.sampled_from(ANYTHING))
 def test_every_field_is_held_to_its_type(bundle: Path, data: st.DataObject, value: object) -> None:
