@@ -17,6 +17,7 @@ import argparse
 import math
 import os
 import platform
+import re
 import shlex
 import signal
 import sys
@@ -25,15 +26,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from gpucheck.conclusion import figures, progress, summary
-from gpucheck.evidence import FAILED, Evidence, Outcome, Results, slug
-from gpucheck.orders import INVENTORY, LONG, Step, run_order, steps, working_way
+from gpucheck.conclusion import figures, summary
+from gpucheck.evidence import FAILED, Evidence, Outcome, Results
 from gpucheck.settings import PRECISIONS, SCRIPT, SIZES, WORK, RunSettings, environment
-from gpucheck.supervisor import command, report, supervise
+from gpucheck.steps import INVENTORY, LONG, Step, run_steps, steps, working_way
+from gpucheck.supervisor import report, supervise
 
 INTERRUPTED = 130
 NAME = "gpu-check"
-RTX = "tensorrt-rtx"
 MODELS = ("driver/nvidia/gpus/*/information", "device-tree/model")
 """Where Linux tells what the GPU or the board is called, below /proc; no driver is asked."""
 
@@ -48,13 +48,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = math.nan
-    if not 0 < minutes < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of minutes above 0")
-    return minutes
+    with suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
 
 
 def parser() -> Parser:
@@ -75,16 +72,6 @@ def parser() -> Parser:
     add("--out", type=Path, help="JSON file, merged with what it holds.  [default: in --work]")
     add("--step", help=argparse.SUPPRESS)
     return made
-
-
-def settings_of(options: argparse.Namespace) -> RunSettings:
-    """Return the settings that the options ask for."""
-    sizes = SIZES if options.minutes >= LONG else SIZES[:1]
-    return RunSettings(
-        work=options.work.resolve(), scratch=options.scratch and options.scratch.resolve(),
-        sizes=sizes if options.sizes is None else tuple(options.sizes),
-        precisions=tuple(options.precisions),
-    )  # fmt: skip
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -110,10 +97,15 @@ def _interrupted() -> int:
 def _main(given: list[str]) -> int:
     reader = parser()
     options = reader.parse_args(given)
-    settings = settings_of(options)
+    sizes = SIZES if options.minutes >= LONG else SIZES[:1]
+    settings = RunSettings(
+        work=options.work.resolve(), scratch=options.scratch and options.scratch.resolve(),
+        sizes=sizes if options.sizes is None else tuple(options.sizes),
+        precisions=tuple(options.precisions),
+    )  # fmt: skip
     known = steps(settings)
     if options.step:
-        return _child(next(one for one in known if one.key == options.step), settings, options)
+        return _child(next(one for one in known if one.key == options.step), settings, options.out)
     chosen = [step for step in known if step.matches(options.only)]
     if not chosen:
         reader.error(f"no step is called {' or '.join(options.only)}; --list names them all")
@@ -123,22 +115,20 @@ def _main(given: list[str]) -> int:
         return 0
     if chosen[0].key != INVENTORY:  # the others depend on what it finds
         chosen.insert(0, known[0])
-    return _run(chosen, _results(reader, options, settings), options, given)
+    return _run(chosen, _results(reader, options.out, settings.work), options, given)
 
 
-def _child(step: Step, settings: RunSettings, options: argparse.Namespace) -> int:
+def _child(step: Step, settings: RunSettings, out: Path) -> int:
     """Run a step in this process."""
-    results = Results(options.out)
+    results = Results(out)
 
     def work(evidence: Evidence) -> None:
         if step.key == INVENTORY:  # it is known even where engine libraries cannot be imported
-            from gpucheck.inventory import Machine
-
-            return step.run(Machine(), "", evidence)  # type: ignore[arg-type]
-        from gpucheck.workbench import Workbench
+            return step.run(None, evidence)
+        from gpucheck.workbench import RTX, Workbench
 
         way = working_way(RTX, results.read()["steps"])
-        return step.run(Workbench(settings.opened(way)), step.backend, evidence)
+        return step.run(Workbench(settings.opened(way)), evidence)
 
     report(results, step.key, work)
     return 0
@@ -153,39 +143,38 @@ def _run(
     surroundings = environment(options.work.resolve())
 
     def launch(step: Step, seconds: float) -> Outcome:
-        hidden = ["--step", step.key, "--out", str(results.path)]
-        arguments = [sys.executable, str(SCRIPT), *given, *hidden]
-        return supervise(results, step.key, command(arguments, surroundings), seconds)
-
-    def started(step: Step) -> None:
         begun.add(step.key)
         print(f"{step.key}: ", end="", flush=True)
+        hidden = ["--step", step.key, "--out", str(results.path)]
+        command = [sys.executable, str(SCRIPT), *given, *hidden]
+        return supervise(results, step.key, command, surroundings, seconds)
 
     def ended(outcome: Outcome) -> None:
         outcomes.append(outcome)
         if outcome.key in begun:
             results.note(figures=figures(results.read()["steps"]))
-            print(progress(outcome), flush=True)
+            reason = f": {outcome.reason}" if outcome.reason else ""
+            print(f"{outcome.status}, {outcome.seconds:.1f} s{reason}", flush=True)
 
     status = 0
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # `timeout` sends it
     try:
-        run_order(
-            chosen, results, launch, minutes=options.minutes, resume=options.resume,
-            started=started, ended=ended,
-        )  # fmt: skip
+        run_steps(
+            chosen, results, launch, minutes=options.minutes, resume=options.resume, ended=ended
+        )
     except KeyboardInterrupt:
         print(flush=True)
         status = _interrupted()
-    print(f"\n{summary(outcomes, results.read(), results.path)}", flush=True)
+    print(f"\n{summary(outcomes, results.read()['steps'], results.path)}", flush=True)
     return status or int(any(outcome.status == FAILED for outcome in outcomes))
 
 
-def _results(reader: Parser, options: argparse.Namespace, settings: RunSettings) -> Results:
+def _results(reader: Parser, named: Path | None, work: Path) -> Results:
     """Return the file for results, which can be written and holds nothing else."""
-    out = options.out or settings.work / f"gpu-{slug(_model())}.json"
+    gpu = re.sub(r"[^a-z0-9]+", "-", _model().lower().removeprefix("nvidia ")).strip("-")
+    out = named or work / f"gpu-{gpu or 'none'}.json"
     try:
-        if options.out is None:
+        if named is None:
             out.parent.mkdir(parents=True, exist_ok=True)
         out.open("a").close()  # now, not after an hour of steps
         Results(out).read()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucheck.evidence import FAILED, NOT_RUN, OK, Facts, Outcome
-from gpucheck.orders import BACKENDS
+from gpucheck.steps import BACKENDS
 
 MOST_NAMED = 3
 """How many steps that ended alike are listed by name."""
@@ -18,11 +18,11 @@ def figures(steps: Mapping[str, Any]) -> list[Facts]:
 
     One of each for every backend that measured any; a value is None where it was not measured.
     """
-    found = {}
+    measured = {}
     for backend in BACKENDS:
         parts = [steps.get(f"8B-fp16.{name}@{backend}", {}) for name in ("passes", "speed")]
-        found[backend] = [part["facts"] if part.get("status") == OK else {} for part in parts]
-    measured = {backend: parts for backend, parts in found.items() if any(parts)} or {"": [{}, {}]}
+        measured[backend] = [one["facts"] if one.get("status") == OK else {} for one in parts]
+    measured = {name: parts for name, parts in measured.items() if any(parts)} or {"": [{}, {}]}
     return [one for backend, parts in measured.items() for one in _figures(backend, *parts)]
 
 
@@ -65,34 +65,29 @@ def _host_share(speed: Facts) -> float | None:
     alone = speed.get("device_round_ms", {}).get("4")
     if alone is None:
         return float(speed["4"]["outside_share"])
-    busy_us = float(alone["median"]) * 1e3
-    return round(max(0.0, 1 - busy_us / float(speed["4"]["round_us"])), 4)
+    return round(max(0.0, 1 - 1e3 * float(alone["median"]) / float(speed["4"]["round_us"])), 4)
 
 
 def _speedup(speed: Facts) -> float | None:
-    return max((float(o["speedup"]) for k, o in speed.items() if k.isdigit() and k != "0"),
-               default=None)  # fmt: skip
+    gammas = [float(one["speedup"]) for key, one in speed.items() if key.isdigit() and key != "0"]
+    return max(gammas, default=None)
 
 
-def progress(outcome: Outcome) -> str:
-    """Return how a step ended, to stand behind its name."""
-    text = f"{outcome.status}, {outcome.seconds:.1f} s"
-    return f"{text}: {outcome.reason}" if outcome.reason else text
-
-
-def summary(outcomes: Sequence[Outcome], data: dict[str, Any], out: Path) -> str:
+def summary(outcomes: Sequence[Outcome], steps: Mapping[str, Any], out: Path) -> str:
     """Return what failed, what did not run and why, the figures, and tokens per second."""
-    parts = ["\n".join([*_alike(outcomes, FAILED), *_alike(outcomes, NOT_RUN)])]
     rows = [("figure", "backend", "wanted", "measured", "met")]
-    for one in figures(data["steps"]):
+    for one in figures(steps):
         value = "not measured" if one["value"] is None else f"{one['value']:.3f}"
         met = {None: "-", True: "yes", False: "no"}[one["met"]]
         rows.append((one["name"], one["backend"] or "-", one["wanted"], value, met))
-    parts.append(_aligned(rows))
     counts = [f"{sum(o.status == s for o in outcomes)} {s}" for s in (OK, FAILED, NOT_RUN)]
-    parts.append(f"{', '.join(counts)}\nresults: {out}")
-    if speeds := list(_speeds(data["steps"])):
-        parts.append(_aligned([("tokens per second", "plain", "best", "gamma"), *speeds]))
+    speeds = list(_speeds(steps))
+    parts = [
+        "\n".join([*_alike(outcomes, FAILED), *_alike(outcomes, NOT_RUN)]),
+        _aligned(rows),
+        f"{', '.join(counts)}\nresults: {out}",
+        _aligned([("tokens per second", "plain", "best", "gamma"), *speeds]) if speeds else "",
+    ]
     return "\n\n".join(filter(None, parts))
 
 
@@ -108,18 +103,17 @@ def _alike(outcomes: Sequence[Outcome], status: str) -> list[str]:
     ]
 
 
-def _speeds(steps: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _speeds(steps: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield what was measured of each pair, also by steps that failed later."""
     for key, entry in steps.items():
-        facts = entry.get("facts", {})
-        rates = {name: one["tokens_per_second"] for name, one in facts.items() if _is_rate(one)}
+        rates = {
+            name: one["tokens_per_second"]
+            for name, one in entry.get("facts", {}).items()
+            if isinstance(one, dict) and "tokens_per_second" in one
+        }
         if ".speed@" in key and "0" in rates:
             best = max(rates, key=lambda gamma: float(rates[gamma]))
             yield key, f"{rates['0']:.0f}", f"{rates[best]:.0f}", best
-
-
-def _is_rate(fact: Any) -> bool:
-    return isinstance(fact, dict) and "tokens_per_second" in fact
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

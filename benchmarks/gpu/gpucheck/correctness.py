@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpucheck.building import cpu_bundle, probe
 from gpucheck.evidence import CheckError, Evidence, NotRunError
-from gpucheck.inventory import TENSORRT
+from gpucheck.inventory import TENSORRT, library_facts
 from gpucheck.settings import HEAD, PROMPTS
 from gpucheck.workbench import Workbench
 from specrt.bench.lossless import compare, first_difference, plain_margin
@@ -42,10 +43,11 @@ MEMORY_SLACK = 32 << 20
 REOPENINGS = 3
 
 PIECE = 12
-"""Tokens of the longest passes beside a head."""
+"""Tokens of the longest passes of a target with a head."""
 SHAPES = ((60, 1), (1, 1), (1, 1), (5, 5), (9, 9), (5, 5), (2, 1), (64, 1), (1, 1), (9, 9))
 """(width, rows): prefills, and verification widths more than once, so that replays are among
 them."""
+Shapes = Sequence[tuple[int, int]]
 
 
 class Pass(NamedTuple):
@@ -83,16 +85,20 @@ def shapes_for(engine: Engine) -> list[tuple[int, int]]:
     return shapes
 
 
-def run_shapes(engine: Engine, tokens: Ids | None = None) -> list[Pass]:
+def pieces(engine: Engine, shapes: Shapes) -> Iterator[tuple[Ids, int, int]]:
+    """Yield the tokens of each pass over a random text, where they begin, and the scored rows."""
+    tokens, at = random_text(engine, sum(width for width, _ in shapes)), 0
+    for width, rows in shapes:
+        yield tokens[:, at : at + width], at, rows
+        at += width
+
+
+def run_shapes(engine: Engine) -> list[Pass]:
     """Feed a text pass after pass; refuse scores that a device which computes nothing gives.
 
     Raises: CheckError.
     """
-    at, passes, shapes = 0, [], shapes_for(engine)
-    tokens = random_text(engine, sum(width for width, _ in shapes)) if tokens is None else tokens
-    for width, rows in shapes:
-        passes.append(feed(engine, tokens[:, at : at + width], at, rows))
-        at += width
+    passes = [feed(engine, *piece) for piece in pieces(engine, shapes_for(engine))]
     check_finite(passes)
     return passes
 
@@ -130,34 +136,55 @@ def relative(scores: Scores, expected: Scores) -> float:
     return float(np.abs(scores - expected).max()) / (float(np.ptp(expected)) or 1.0)
 
 
+def compared(
+    engine: Engine, reference: GraphRun, shapes: Shapes
+) -> Iterator[tuple[Pass, float, int]]:
+    """Feed a text to both; yield each pass, its error, and how many argmaxes differ."""
+    reference.reset(1, sum(width for width, _ in shapes))
+    for tokens, at, rows in pieces(engine, shapes):
+        one, width = feed(engine, tokens, at, rows), tokens.shape[1]
+        expected, best = reference(tokens, [at], range(width - rows, width))
+        yield one, relative(one.logits, expected), int((one.argmax != best).sum())
+
+
 def check_logits(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
     """Compare logits with a reference, pass by pass.
 
     Raises: CheckError above the tolerance.
     """
-    shapes = shapes_for(engine)
-    tokens = random_text(engine, sum(width for width, _ in shapes))
-    passes = run_shapes(engine, tokens)
-    reference.reset(1, tokens.shape[1])
-    by_shape: dict[str, float] = {}
-    at = argmax = 0
-    for one, (width, rows) in zip(passes, shapes, strict=True):
-        piece = tokens[:, at : at + width]
-        expected, best = reference(piece, [at], range(width - rows, width))
+    shapes, by_shape = shapes_for(engine), dict[str, float]()
+    passes, errors, differing = zip(*compared(engine, reference, shapes), strict=True)
+    check_finite(passes)
+    for (width, rows), error in zip(shapes, errors, strict=True):
         name = f"{width}x{rows}"
-        by_shape[name] = max(by_shape.get(name, 0.0), relative(one.logits, expected))
-        argmax += int((one.argmax != best).sum())
-        at += width
-    worst = max(by_shape.values())
+        by_shape[name] = max(by_shape.get(name, 0.0), error)
     evidence.add(
-        tolerance=tolerance, largest_relative_error=worst, by_shape=by_shape,
-        argmax_that_differ=argmax, rows=sum(rows for _, rows in shapes),
+        tolerance=tolerance, largest_relative_error=max(errors), by_shape=by_shape,
+        argmax_that_differ=sum(differing), rows=sum(rows for _, rows in shapes),
     )  # fmt: skip
-    if not worst <= tolerance:
+    if not max(errors) <= tolerance:
         raise CheckError(
-            f"logits are {worst:.1e} of their spread away from the reference; expected at most "
-            f"{tolerance:.0e}"
+            f"logits are {max(errors):.1e} of their spread away from the reference; expected at "
+            f"most {tolerance:.0e}"
         )
+
+
+def check_limit(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
+    """Fill the buffers to the last position, in odd widths at the end.
+
+    Raises: CheckError where scores are off.
+    """
+    length, step = engine.max_length, min(64, engine.max_width)
+    widths = [width for width in (7, 5, 3, 2, 1) if width <= engine.max_width]
+    whole, rest = divmod(length - sum(widths), step)
+    shapes = [(step, 1)] * whole + [(rest, 1)] * (rest > 0)
+    for number, width in enumerate(widths):
+        rows = width if number % 2 == 0 else max(1, width // 2)
+        shapes.append((width, min(rows, most_rows(engine))))
+    worst = max(error for _, error, _ in compared(engine, reference, shapes))
+    evidence.add(length=length, widths=widths, largest_relative_error=worst)
+    if not worst <= tolerance:
+        raise CheckError(f"scores up to the limit are {worst:.1e} of their spread off")
 
 
 def check_replays(open_engine: Open, evidence: Evidence) -> None:
@@ -169,21 +196,26 @@ def check_replays(open_engine: Open, evidence: Evidence) -> None:
     check_equal(evidence, replayed, launched, "replayed and launched passes")
 
 
-def check_captures(engine: Any, evidence: Evidence) -> None:
-    """Count the CUDA graphs that passes of several sizes were captured into.
+def check_graphs(capturing: object, expected: int, what: str, evidence: Evidence) -> None:
+    """Count the CUDA graphs that were captured.
 
-    Raises: CheckError where a pass that is to have a graph has none, or none is to have any.
+    Raises: CheckError where fewer were than are expected, or none is expected.
     """
+    graphs = cuda_graphs(capturing)
+    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
+    evidence.add(captured=captured, expected=expected, refusals=refusals)
+    if refusals or not expected or captured < expected:
+        raise CheckError(
+            f"{captured} {what} were captured and {expected} expected: {'; '.join(refusals)}"
+        )
+
+
+def check_captures(engine: Any, evidence: Evidence) -> None:
+    """Count the CUDA graphs that passes of several sizes were captured into."""
     run_shapes(engine)
     run_shapes(engine)  # the first run of a size may be what is captured
-    graphs = cuda_graphs(engine)
     sizes = {size for size in shapes_for(engine) if engine.captures(*size)}
-    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
-    evidence.add(captured=captured, expected=len(sizes), refusals=refusals)
-    if refusals or not sizes or captured < len(sizes):
-        raise CheckError(
-            f"{captured} CUDA graphs were captured and {len(sizes)} expected: {'; '.join(refusals)}"
-        )
+    check_graphs(engine, len(sizes), "CUDA graphs", evidence)
 
 
 def check_rollback(open_engine: Open, evidence: Evidence) -> None:
@@ -207,35 +239,7 @@ def check_rollback(open_engine: Open, evidence: Evidence) -> None:
         check_equal(evidence, passes, expected, "passes over stale keys and fresh ones")
 
 
-def check_limit(engine: Engine, reference: GraphRun, tolerance: float, evidence: Evidence) -> None:
-    """Fill the buffers to the last position, in odd widths at the end.
-
-    Raises: CheckError where scores are off.
-    """
-    length, step = engine.max_length, min(64, engine.max_width)
-    widths = [w for w in (7, 5, 3, 2, 1) if w <= engine.max_width]
-    tail, at, worst = sum(widths), 0, 0.0
-    tokens = random_text(engine, length)
-    reference.reset(1, length)
-    while at < length - tail:
-        width = min(step, length - tail - at)
-        feed(engine, tokens[:, at : at + width], at, 1)
-        reference(tokens[:, at : at + width], [at], [width - 1])
-        at += width
-    for number, width in enumerate(widths):
-        rows = min(width if number % 2 == 0 else max(1, width // 2), most_rows(engine))
-        piece = tokens[:, at : at + width]
-        expected, _ = reference(piece, [at], range(width - rows, width))
-        worst = max(worst, relative(feed(engine, piece, at, rows).logits, expected))
-        at += width
-    evidence.add(length=length, widths=widths, largest_relative_error=worst)
-    if not worst <= tolerance:
-        raise CheckError(f"scores near the limit are {worst:.1e} of their spread off")
-
-
-def check_memory(
-    open_engine: Open, free: Callable[[], int], slack: int, evidence: Evidence
-) -> None:
+def check_memory(open_engine: Open, free: Callable[[], int], evidence: Evidence) -> None:
     """Open, use and close an engine several times; the device must be as empty as after the first.
 
     The first time also loads what the process keeps: kernels, the library's own memory.
@@ -247,9 +251,9 @@ def check_memory(
             run_shapes(engine)
             open_bytes.append(free())
         closed_bytes.append(free())
-    evidence.add(free_while_open=open_bytes, free_after_close=closed_bytes, slack=slack)
+    evidence.add(free_while_open=open_bytes, free_after_close=closed_bytes, slack=MEMORY_SLACK)
     lost = closed_bytes[0] - min(closed_bytes)
-    if lost > slack:
+    if lost > MEMORY_SLACK:
         raise CheckError(f"{lost} bytes were not given back in {REOPENINGS} openings")
     if not min(open_bytes) < closed_bytes[0]:
         raise CheckError("an open engine took no memory, so nothing was checked")
@@ -266,38 +270,31 @@ def check_rounds(target: Any, draft: Any, gammas: Sequence[int], evidence: Evide
     tokens, start = random_text(draft, 24), min(20, target.max_width, draft.max_width)
     for engine in (target, draft):
         feed(engine, tokens[:, :start], 0, 1)
-    compared, apart = 0, 0.0
+    count, apart = 0, 0.0
     for gamma in gammas:
-        for pending in (1, 2):
+        for pending in (1, 2, 1, 2):
             at = start - pending + 1
             given = tokens[0, at : start + 1].tolist()
             if not rounds.fits(gamma, pending, at, start):
                 raise CheckError(f"no round of gamma {gamma} with {pending} pending tokens fits")
-            for _ in range(2):
-                drafted = rounds.run(given, at, given[-1], start, gamma)
-                verify = np.array([[given[-1], *drafted.tokens]])
-                scores = feed(target, verify, start)
-                target.forget()
-                singly, confidences = _draft_singly(draft, given, at, gamma)
-                if singly != drafted.tokens:
-                    raise CheckError(
-                        f"gamma {gamma}: a round drafted {drafted.tokens}, passes {singly}"
-                    )
-                pairs = zip(confidences, drafted.confidences, strict=True)
-                apart = max(apart, *(abs(a - b) for a, b in pairs))
-                check_equal(
-                    evidence.part(f"gamma {gamma}"), [scores], [feed(target, verify, start)],
-                    f"gamma {gamma}: verify passes",
-                )  # fmt: skip
-                compared += 1
-        evidence.add(rounds=compared, confidence_apart=apart)
-    graphs = cuda_graphs(rounds)
-    captured, refusals = (graphs.captured, graphs.refusals) if graphs else (0, ())
-    evidence.add(captured=captured, expected=2 * len(gammas), refusals=refusals)
-    if refusals or captured < 2 * len(gammas):
-        raise CheckError(
-            f"{captured} rounds were captured and {2 * len(gammas)} expected: {'; '.join(refusals)}"
-        )
+            drafted = rounds.run(given, at, given[-1], start, gamma)
+            verify = np.array([[given[-1], *drafted.tokens]])
+            scores = feed(target, verify, start)
+            target.forget()
+            singly, confidences = _draft_singly(draft, given, at, gamma)
+            if singly != drafted.tokens:
+                raise CheckError(
+                    f"gamma {gamma}: a round drafted {drafted.tokens}, passes {singly}"
+                )
+            pairs = zip(confidences, drafted.confidences, strict=True)
+            apart = max(apart, *(abs(a - b) for a, b in pairs))
+            check_equal(
+                evidence.part(f"gamma {gamma}"), [scores], [feed(target, verify, start)],
+                f"gamma {gamma}: verify passes",
+            )  # fmt: skip
+            count += 1
+        evidence.add(rounds=count, confidence_apart=apart)
+    check_graphs(rounds, 2 * len(gammas), "rounds", evidence)
     if apart:
         raise CheckError(f"confidences differ by up to {apart:.1e}")
 
@@ -317,7 +314,44 @@ def _draft_singly(
     return tokens, confidences
 
 
-def pieces(tokens: Sequence[int], start: int) -> list[Feed]:
+def check_head(pair: Models, cpu: Models, tolerance: float, evidence: Evidence) -> None:
+    """Feed a pair with a head, and the same pair on a CPU, alike; compare what the heads score.
+
+    A prompt in pieces, then rounds of recursive passes of which none, some and all are kept.
+    Raises: CheckError above the tolerance.
+    """
+    rng, worst = np.random.default_rng(0), 0.0
+    vocabulary = pair.target.geometry.vocab_size
+    text = rng.integers(0, vocabulary, 40).tolist()
+    gamma, held, count = max({*pair.gammas} & {*cpu.gammas}), 0, 0
+    pairs = [(rows_of(one.target), rows_of(one.draft)) for one in (pair, cpu) if one.draft]
+    assert len(pairs) == 2, "both have a head"
+    for kept in (0, *range(gamma + 1), 0):
+        drafted = rng.integers(0, vocabulary, gamma).tolist()
+        scores: list[list[Scores]] = [[], []]
+        for (target, head), read in zip(pairs, scores, strict=True):
+            for one in () if held else _feeds(text[:-1], 0):
+                target.forward_rows([one])
+            for one in _feeds(text[held:], held):
+                (output,) = head.forward_rows([one])
+            read.append(_scored(output))
+            for at, token in enumerate(drafted[:-1], len(text)):
+                (output,) = head.forward_rows([Feed(0, [token], at, 1, recursive=True)])
+                read.append(_scored(output))
+            target.forward_rows([Feed(0, [text[-1], *drafted], len(text) - 1, gamma + 1)])
+        worst = max(worst, *(relative(a, b) for a, b in zip(*scores, strict=True)))
+        count += len(scores[0])
+        evidence.add(compared=count, largest_relative_error=worst, tolerance=tolerance)
+        held = len(text)
+        text += [*drafted[:kept], int(rng.integers(0, vocabulary))]
+    if not worst <= tolerance:
+        raise CheckError(
+            f"the head's logits are {worst:.1e} of their spread away from those on the CPU; "
+            f"expected at most {tolerance:.0e}"
+        )
+
+
+def _feeds(tokens: Sequence[int], start: int) -> list[Feed]:
     """Return what the first row is fed, pass by pass."""
     cuts = range(0, len(tokens), PIECE)
     return [Feed(0, tokens[cut : cut + PIECE], start + cut, 1) for cut in cuts]
@@ -326,43 +360,6 @@ def pieces(tokens: Sequence[int], start: int) -> list[Feed]:
 def _scored(output: Output) -> Scores:
     """Return a copy of logits, 0 for entries that are not scored."""
     return np.where(np.isneginf(output.logits), np.float32(0), output.logits)
-
-
-def check_head(pair: Models, cpu: Models, tolerance: float, evidence: Evidence) -> None:
-    """Feed a pair with a head, and the same pair on a CPU, alike; compare what the heads score.
-
-    A prompt in pieces, then rounds of recursive passes of which none, some and all are kept.
-    Raises: CheckError above the tolerance.
-    """
-    rng, found = np.random.default_rng(0), 0.0
-    vocabulary = pair.target.geometry.vocab_size
-    text = rng.integers(0, vocabulary, 40).tolist()
-    gamma, held, compared = max({*pair.gammas} & {*cpu.gammas}), 0, 0
-    pairs = [(rows_of(one.target), rows_of(one.draft)) for one in (pair, cpu) if one.draft]
-    assert len(pairs) == 2, "both have a head"
-    for kept in (0, *range(gamma + 1), 0):
-        drafted = rng.integers(0, vocabulary, gamma).tolist()
-        scores: list[list[Scores]] = [[], []]
-        for (target, head), read in zip(pairs, scores, strict=True):
-            for one in () if held else pieces(text[:-1], 0):
-                target.forward_rows([one])
-            for one in pieces(text[held:], held):
-                (output,) = head.forward_rows([one])
-            read.append(_scored(output))
-            for at, token in enumerate(drafted[:-1], len(text)):
-                (output,) = head.forward_rows([Feed(0, [token], at, 1, recursive=True)])
-                read.append(_scored(output))
-            target.forward_rows([Feed(0, [text[-1], *drafted], len(text) - 1, gamma + 1)])
-        found = max(found, *(relative(a, b) for a, b in zip(*scores, strict=True)))
-        compared += len(scores[0])
-        evidence.add(compared=compared, largest_relative_error=found, tolerance=tolerance)
-        held = len(text)
-        text += [*drafted[:kept], int(rng.integers(0, vocabulary))]
-    if not found <= tolerance:
-        raise CheckError(
-            f"the head's logits are {found:.1e} of their spread away from those on the CPU; "
-            f"expected at most {tolerance:.0e}"
-        )
 
 
 def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evidence) -> None:
@@ -391,11 +388,11 @@ def run_checks(checks: Mapping[str, Callable[[Evidence], None]], evidence: Evide
 
 def opens(bench: Workbench, backend: str, evidence: Evidence, way: str) -> None:
     """Build codelet's draft in one way, open it, and hold its numbers to fp32 on the CPU."""
-    evidence.add(bench.library(backend))
+    evidence.add(library_facts(backend))
     if lacks := evidence.facts.get("lacks"):
         raise NotRunError(lacks)
     try:
-        built = bench.build_probe(backend, way, evidence.part("build"))
+        built = probe(bench, backend, way, evidence.part("build"))
         with bench.engines(built) as (engine,):
             check_logits(engine, bench.reference("draft"), TOLERANCES["fp16"], evidence)
     except SpecrtError as error:  # one way of several
@@ -427,31 +424,28 @@ def grown_logits(
 def engine(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Run every check of codelet's target."""
     built = bench.codelet(backend, "target")
-    tolerance = TOLERANCES[built.precision]
     with bench.device(backend) as device:
 
         def opened(capture: bool) -> Engine:
             return bench.open(built, device, capture=capture)
 
-        def on_one(check: Callable[[Any, Evidence], None]) -> Callable[[Evidence], None]:
-            def run(part: Evidence) -> None:
-                with closing(opened(True)) as engine:
-                    check(engine, part)
+        def captures(part: Evidence) -> None:
+            with closing(opened(True)) as engine:
+                check_captures(engine, part)
 
-            return run
+        def limit(part: Evidence) -> None:
+            with closing(opened(True)) as engine:
+                check_limit(engine, bench.reference("target"), TOLERANCES[built.precision], part)
 
         checks: dict[str, Callable[[Evidence], None]] = {
             "rollback": lambda part: check_rollback(opened, part),
-            "captures": on_one(check_captures),
+            "captures": captures,
             "replays": lambda part: check_replays(opened, part),
-            "limit": on_one(
-                lambda engine, part: check_limit(engine, bench.reference("target"), tolerance, part)
-            ),
+            "limit": limit,
         }
         if backend in TENSORRT:
-            checks["memory"] = lambda part: check_memory(
-                opened, lambda: int(device.available()[0]), MEMORY_SLACK, part
-            )
+            free = lambda: int(device.available()[0])  # noqa: E731
+            checks["memory"] = lambda part: check_memory(opened, free, part)
         run_checks(checks, evidence)
 
 
@@ -464,11 +458,11 @@ def rounds(bench: Workbench, backend: str, evidence: Evidence) -> None:
 
 def head(bench: Workbench, backend: str, evidence: Evidence) -> None:
     """Compare a random head of codelet's target with the same in fp32 on the CPU."""
-    with bench.bundle(HEAD, backend) as generator, bench.cpu_pair(HEAD) as cpu:
+    with bench.bundle(HEAD, backend) as generator, bench.loaded(cpu_bundle(bench, HEAD)) as cpu:
         check_head(generator.models, cpu.models, TOLERANCES["fp16"], evidence)
 
 
-def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "codelet") -> None:
+def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str) -> None:
     """Compare greedy text at every gamma with plain decoding, and plain decoding with the CPU's."""
     settings = bench.settings
     prompts = [prompt.text for prompt in read_prompts(PROMPTS)[: settings.prompts]]
@@ -477,15 +471,13 @@ def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str = "code
             notices=list(generator.notices), whole_rounds=generator.models.rounds is not None
         )
         gammas: list[Gamma] = [*settings.gammas, AUTO]
-        report = None
         for report in compare(generator, prompts, gammas, settings.tokens, TIE):
             evidence.add(report.to_json())
         cpu = evidence.part("cpu")
         compare_with_cpu(bench, generator, prompts, cpu)
-    assert report is not None, "there are prompts"
-    if report.unexplained:
-        raise CheckError(f"{report.unexplained} divergences that rounding does not explain")
-    if not report.drafted:
+    if unexplained := evidence.facts["unexplained"]:
+        raise CheckError(f"{unexplained} divergences that rounding does not explain")
+    if not evidence.facts["drafted"]:
         raise CheckError("nothing was drafted, so nothing was verified")
     if cpu.facts["unexplained"]:
         raise CheckError("text differs from fp32 on the CPU at margins that are no ties")
@@ -498,7 +490,7 @@ def compare_with_cpu(
     params = SamplingParams(max_tokens=bench.settings.tokens, ignore_eos=True)
     texts = [generator.generate(p, params, gamma=0).token_ids for p in prompts]
     margins: list[float] = []
-    with bench.cpu_pair() as cpu:
+    with bench.loaded(cpu_bundle(bench, "codelet")) as cpu:
         for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True), 1):
             expected = cpu.generate(prompt, params, gamma=0).token_ids
             at = first_difference(expected, text)

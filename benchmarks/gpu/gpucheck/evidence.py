@@ -6,7 +6,6 @@ import fcntl
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,7 @@ FORMAT = 2
 
 
 class NotRunError(Exception):
-    """A step cannot be done on this machine, which is no failure."""
+    """A step cannot be done on this machine, which is not a failure."""
 
 
 class CheckError(Exception):
@@ -29,9 +28,9 @@ class CheckError(Exception):
 class Evidence:
     """The facts of one step, saved whenever one is added."""
 
-    def __init__(self, save: Callable[[], None] | None = None) -> None:
+    def __init__(self, save: Callable[[], None] = lambda: None) -> None:
         self.facts: Facts = {}
-        self.save = save or (lambda: None)
+        self.save = save
 
     def add(self, facts: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Add facts under their names."""
@@ -61,8 +60,8 @@ class Outcome:
 class Results:
     """The one file of a machine, replaced in one step at each change.
 
-    Slices of a run may write it side by side, and a step's own process writes its facts while it
-    runs: what was found is there whatever happens to the step, the run or the machine.
+    Several runs may write it, and a step's own process writes its facts while it runs: what was
+    found is there whatever happens to the step, the run or the machine.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,9 +72,8 @@ class Results:
 
         Raises: ValueError for a file that holds something else, which must not be overwritten.
         """
-        empty = {"format": FORMAT, "steps": {}}
         if not self.path.exists() or not self.path.stat().st_size:
-            return empty
+            return {"format": FORMAT, "steps": {}}
         remedy = "name another file with --out"
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
@@ -85,23 +83,17 @@ class Results:
             raise ValueError(f"{self.path} holds no results of format {FORMAT}; {remedy}")
         return data
 
-    def outcome(self, key: str) -> Outcome | None:
-        """Return what is known of a step."""
-        entry = self.read()["steps"].get(key)
-        return Outcome(key, **entry) if entry else None
-
-    def facts(self, key: str) -> Facts:
-        """Return the facts of a step; empty where there are none."""
-        outcome = self.outcome(key)
-        return outcome.facts if outcome else {}
+    def outcome(self, key: str) -> Outcome:
+        """Return what is known of a step that was begun."""
+        return Outcome(key, **self.read()["steps"][key])
 
     def put(self, outcome: Outcome) -> Outcome:
         """Replace a step's entry; a step that ran stays when it is not run this time."""
         entry = asdict(outcome)
         del entry["key"]
         with self._changing() as data:
-            before = data["steps"].get(outcome.key)
-            if not (before and before["status"] != NOT_RUN and outcome.status == NOT_RUN):
+            before = data["steps"].get(outcome.key, {"status": NOT_RUN})
+            if before["status"] == NOT_RUN or outcome.status != NOT_RUN:
                 data["steps"][outcome.key] = entry
         return outcome
 
@@ -123,26 +115,21 @@ class Results:
             yield data
             part = self.path.with_name(f".{self.path.name}.part")
             with part.open("w", encoding="utf-8") as file:
-                json.dump(plain(data), file, indent=1, allow_nan=False)
+                json.dump(_plain(data), file, indent=1, allow_nan=False)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(self.path)
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return what JSON has for any value: no fact is lost for its type."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
-
-
-def slug(gpu: str) -> str:
-    """Return a GPU's name as part of a file name; `none` where there is none."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower().removeprefix("nvidia ")).strip("-") or "none"
+        return [_plain(item) for item in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -13,7 +12,7 @@ from gpucheck.evidence import Evidence, Facts
 from gpucheck.settings import ROOT
 from specrt.engine.tensorrt.library import FLAVOURS, lacks_to_build, lacks_to_run, open_library
 from specrt.errors import SpecrtError
-from specrt.system.gpu import Survey, survey
+from specrt.system.gpu import survey
 from specrt.system.machine import read_jetson
 
 DISTRIBUTIONS = (
@@ -23,66 +22,26 @@ DISTRIBUTIONS = (
 TENSORRT = tuple(FLAVOURS)
 
 
-class Machine:
-    """What can be known before anything is built."""
-
-    def survey(self) -> Survey:
-        """Return what the driver tells of this machine."""
-        return survey()
-
-    def library(self, backend: str) -> Facts:
-        """Return what is known of a backend's library, with what it `lacks` to run here.
-
-        A list of compute capabilities does not decide: plans are tried.
-        """
-        if backend == "ort-cuda":
-            return _ort_cuda()
-        try:
-            library = open_library(backend)
-        except SpecrtError as error:
-            return {"lacks": str(error)}
-        return {
-            "version": library.version,
-            "capabilities": list(library.capabilities),
-            "lacks_to_run": lacks_to_run(backend, self.survey()),
-            "lacks_to_build": lacks_to_build(backend, self.survey()),
-        }
-
-
-def collect(machine: Machine, backend: str, evidence: Evidence) -> None:
+def collect(bench: Any, backend: str, evidence: Evidence) -> None:
     """Add all that can be known of the machine, the driver last; what cannot says why."""
     evidence.add(
         python=platform.python_version(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         versions={name: _version(name) for name in DISTRIBUTIONS if _version(name)},
     )
-    sources: dict[str, Callable[[], Any]] = {
-        "commit": _commit,
-        "jetson": lambda: asdict(board) if (board := read_jetson()) else None,
-    }
-    for name, source in sources.items():
+    for name, source in {"commit": _commit, "jetson": _board}.items():
         try:
-            fact = source()
+            fact: Any = source()
         except Exception as error:  # one that is not known keeps no other from being so
             fact = f"unknown: {type(error).__name__}: {error}"
         evidence.add({name: fact})
-    found = machine.survey()
+    found = survey()
     evidence.add(
         problem=found.problem,
         gpus=[asdict(gpu) for gpu in found.gpus],
         driver=found.driver,
         driver_cuda=".".join(map(str, found.cuda)),
     )
-
-
-def _ort_cuda() -> Facts:
-    import onnxruntime
-
-    from specrt.engine.ort.cuda_engine import missing, unloadable
-
-    providers = list(onnxruntime.get_available_providers())
-    lacks = missing() or unloadable()
-    return {"version": onnxruntime.__version__, "providers": providers, "lacks": lacks}
 
 
 def _version(name: str) -> str:
@@ -96,3 +55,33 @@ def _commit() -> str:
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     return done.stdout.strip()
+
+
+def _board() -> Facts | None:
+    board = read_jetson()
+    return asdict(board) if board else None
+
+
+def library_facts(backend: str) -> Facts:
+    """Return what is known of a backend's library, with what it `lacks` to run here.
+
+    A list of compute capabilities does not decide: plans are tried.
+    """
+    if backend == "ort-cuda":
+        import onnxruntime
+
+        from specrt.engine.ort.cuda_engine import missing, unloadable
+
+        providers = list(onnxruntime.get_available_providers())
+        lacks = missing() or unloadable()
+        return {"version": onnxruntime.__version__, "providers": providers, "lacks": lacks}
+    try:
+        library = open_library(backend)
+    except SpecrtError as error:
+        return {"lacks": str(error)}
+    return {
+        "version": library.version,
+        "capabilities": list(library.capabilities),
+        "lacks_to_run": lacks_to_run(backend, survey()),
+        "lacks_to_build": lacks_to_build(backend, survey()),
+    }

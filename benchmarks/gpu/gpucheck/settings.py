@@ -25,7 +25,6 @@ HEAD = "head"
 """The bundle of codelet's target with a random head."""
 SIZES = ("1B", "8B")
 PRECISIONS = ("fp16", "int8", "fp8")
-MAX_LENGTH, PREFILL = 2048, 256
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class RunSettings:
 
     work: Path = WORK
     scratch: Path | None = None
-    """Where lowered weights lie while a plan is built; beside the plans when None."""
+    """Where lowered weights lie while a plan is built; `work` when None."""
     sizes: tuple[str, ...] = SIZES
     precisions: tuple[str, ...] = PRECISIONS
     gammas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -53,27 +52,15 @@ class RunSettings:
         """Return these with the capability that plans of tensorrt-rtx were seen to open with."""
         return replace(self, capabilities=() if way in ("", "any") else (way,))
 
-    @property
-    def weights_folder(self) -> Path:
-        """Where weights lie that are needed only while a plan is built."""
-        return self.scratch or self.work
-
 
 def environment(work: Path) -> dict[str, str]:
-    """Return the environment of a step: this repository, unpacked packages, NVIDIA's libraries.
+    """Return the environment of a step: this repository, carried packages, NVIDIA's libraries.
 
-    ONNX Runtime looks for CUDA's libraries beside its own package only, and then where the loader
-    does.
+    ONNX Runtime looks for CUDA's libraries in its own package only, and then where the loader does.
     """
     packages = [*(str(ROOT / name) for name in SOURCES), str(work / SITE)]
     places = [Path(path) for path in dict.fromkeys([*packages, *sys.path]) if path]
     libraries = [str(found) for place in places for found in sorted(place.glob("nvidia/*/lib"))]
-    return {
-        **os.environ,
-        "PYTHONPATH": _joined(packages, "PYTHONPATH"),
-        "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
-    }
-
-
-def _joined(places: list[str], name: str) -> str:
-    return os.pathsep.join([*places, *filter(None, [os.environ.get(name)])])
+    added = {"PYTHONPATH": packages, "LD_LIBRARY_PATH": libraries}
+    own = {name: [os.environ[name]] if os.environ.get(name) else [] for name in added}
+    return os.environ | {n: os.pathsep.join([*added[n], *own[n]]) for n in added}

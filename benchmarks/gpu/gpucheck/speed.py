@@ -74,19 +74,24 @@ def copy_rate(device: Any, size: int, clock: Clock = perf_counter_ns) -> Facts:
     }  # fmt: skip
 
 
-def interleaved(
-    candidates: Mapping[Key, Callable[[], None]], laps: int, clock: Clock = perf_counter_ns
+def bursts(
+    runs: Mapping[Key, Callable[[], object]],
+    laps: int,
+    end: Callable[[], object] = lambda: None,
+    clock: Clock = perf_counter_ns,
 ) -> dict[Key, list[float]]:
-    """Time a burst of every candidate in each lap, each lap beginning with another one.
+    """Time a burst of every run, and what `end`s it, in each lap, beginning with another one.
 
-    One run of each comes first, uncounted.
-    Units: milliseconds a run, of bursts of `BURST`.
+    One burst of each comes first, uncounted.
+    Units: milliseconds a run.
     """
-    times: dict[Key, list[float]] = {key: [] for key in candidates}
+    times: dict[Key, list[float]] = {key: [] for key in runs}
     for lap in range(laps + 1):
-        for key in turned(list(candidates), lap):
+        for key in turned(list(runs), lap):
             began = clock()
-            candidates[key]()
+            for _ in range(BURST):
+                runs[key]()
+            end()
             if lap:
                 times[key].append((clock() - began) / 1e6 / BURST)
     return times
@@ -126,31 +131,17 @@ def host_passes(
     """Time passes as a caller sees them: until the best tokens are on the host."""
     tokens = random_text(engine, max(widths))
 
-    def burst(width: int) -> Callable[[], None]:
+    def run(width: int) -> Callable[[], object]:
         piece = np.ascontiguousarray(tokens[:, :width])
+        return lambda: engine.forward(piece, start).argmax.item(-1)
 
-        def run() -> None:
-            for _ in range(BURST):
-                engine.forward(piece, start).argmax.item(-1)
-
-        return run
-
-    return interleaved({width: burst(width) for width in widths}, laps)
+    return bursts({width: run(width) for width in widths}, laps)
 
 
 def launch_times(device: Any, graphs: Mapping[Key, Any], laps: int) -> dict[Key, list[float]]:
     """Time captured work back to back on the device; what was not captured is left out."""
-
-    def burst(graph: Any) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(BURST):
-                graph.launch()
-            device.wait()
-
-        return run
-
-    bursts = {key: burst(graph) for key, graph in graphs.items() if graph}
-    return interleaved(bursts, laps) if bursts else {}
+    captured = {key: graph.launch for key, graph in graphs.items() if graph}
+    return bursts(captured, laps, device.wait) if captured else {}
 
 
 def passes(bench: Workbench, backend: str, evidence: Evidence, size: str, precision: str) -> None:

@@ -1,4 +1,4 @@
-"""Run work in a process of its own, with a time limit; a crash or a hang ends that work alone."""
+"""Runs a step in a process of its own, with a time limit: a crash or a hang ends it alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 
 from gpucheck.evidence import (
     FAILED,
@@ -34,89 +33,72 @@ it is sent a signal."""
 _PR_SET_PDEATHSIG = 1
 
 
-Start = Callable[[Path], "subprocess.Popen[bytes]"]
-"""Starts a child in a session of its own, whose output goes into a file."""
-Clock = Callable[[], float]
-
-
-def command(arguments: Sequence[str], environment: Mapping[str, str]) -> Start:
-    """Return what starts a command."""
-
-    def start(log: Path) -> subprocess.Popen[bytes]:
-        with log.open("w") as file:
-            return subprocess.Popen(
-                arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                start_new_session=True, env=environment,
-            )  # fmt: skip
-
-    return start
-
-
 def supervise(
-    results: Results, key: str, start: Start, seconds: float, clock: Clock = time.monotonic
-) -> Outcome:
+    results: Results, key: str, command: Sequence[str], environment: Mapping[str, str],
+    seconds: float,
+) -> Outcome:  # fmt: skip
     """Run a child that writes its facts under `key`, and complete that entry when it has ended."""
-    began, when = clock(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    began, when = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
     results.put(Outcome(key, RUNNING, when=when))
 
-    def complete(reason: str) -> Outcome:
+    def is_told() -> bool:
+        return results.outcome(key).status != RUNNING
+
+    reason = "interrupted"
+    try:
+        reason = _run(command, environment, seconds, is_told)
+    finally:
         entry = results.outcome(key)
-        assert entry is not None, "the entry was written before the child began"
         if entry.status == RUNNING:
             entry = replace(entry, status=FAILED, reason=reason or "the process wrote no outcome")
         elif entry.status == OK and reason:
             entry = replace(entry, status=FAILED, reason=f"after its checks passed, {reason}")
-        return results.put(replace(entry, seconds=round(clock() - began, 2)))
-
-    def told() -> bool:
-        entry = results.outcome(key)
-        return entry is not None and entry.status != RUNNING
-
-    try:
-        reason = _run(start, seconds, told, clock)
-    except KeyboardInterrupt:
-        complete("interrupted")
-        raise
-    return complete(reason)
+        results.put(replace(entry, seconds=round(time.monotonic() - began, 2)))
+    return results.outcome(key)
 
 
-def _run(start: Start, seconds: float, told: Callable[[], bool], clock: Clock) -> str:
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], seconds: float,
+    is_told: Callable[[], bool],
+) -> str:  # fmt: skip
     """Wait for a child, and kill it and its children at the limit; return how it failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "output"
+    with tempfile.TemporaryFile() as log:
         try:
-            child = start(log)
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
         except OSError as error:  # no memory or no processes left: the next step may have them
             return f"its process could not be started: {error}"
         code: int | None = None
         try:
-            code = _wait(child, seconds, told, clock)
+            code = _wait(child, seconds, is_told)
         except KeyboardInterrupt:  # the child is in a session of its own, and gets no Ctrl-C
             with suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 os.killpg(child.pid, signal.SIGINT)
                 child.wait(timeout=KILLING_S)
             raise
         finally:
-            kept = _kill(child)
-        if code is None and told():
-            return f"the process did not end{kept}"
-        return "" if code == 0 else _reason(code, seconds, _last_lines(log)) + kept
+            stays = _kill(child)
+        if code is None and is_told():
+            return f"the process did not end{stays}"
+        return "" if code == 0 else _reason(code, seconds, _last_lines(log.fileno())) + stays
 
 
 def _wait(
-    child: subprocess.Popen[bytes], seconds: float, told: Callable[[], bool], clock: Clock
+    child: subprocess.Popen[bytes], seconds: float, is_told: Callable[[], bool]
 ) -> int | None:
     """Return a child's exit code; None where it does not end within the seconds.
 
     One that has told its outcome, and hangs while it ends, is not waited for long.
     """
-    end, ending = clock() + seconds, False
-    while (left := end - clock()) > 0:
+    end, is_ending = time.monotonic() + seconds, False
+    while (left := end - time.monotonic()) > 0:
         try:
             return child.wait(timeout=min(left, LOOK_S))
         except subprocess.TimeoutExpired:
-            if not ending and told():
-                ending, end = True, min(end, clock() + ENDING_S)
+            if not is_ending and is_told():
+                is_ending, end = True, min(end, time.monotonic() + ENDING_S)
     return None
 
 
@@ -137,26 +119,23 @@ def _reason(code: int | None, seconds: float, output: str) -> str:
     if code is None:
         how = f"the process was stopped at its limit of {seconds:.0f} s"
     elif code < 0:
-        names = {number: number.name for number in signal.Signals}
-        how = f"the process was ended by {names.get(-code, f'signal {-code}')}"  # type: ignore[call-overload]
+        names = {int(number): number.name for number in signal.Signals}
+        how = f"the process was ended by {names.get(-code, f'signal {-code}')}"
     else:
         how = f"the process ended with {code}"
     return f"{how}; {output}" if output else how
 
 
-def _last_lines(log: Path) -> str:
-    if not log.exists():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LAST_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    lines = [line for line in text.splitlines() if line.strip()]
+def _last_lines(log: int) -> str:
+    text = os.pread(log, LAST_BYTES, max(0, os.fstat(log).st_size - LAST_BYTES))
+    lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:])[-LONGEST_REASON:]
 
 
 def report(results: Results, key: str, work: Callable[[Evidence], None]) -> None:
     """Do work in this process, the child, and write its facts and outcome under `key`."""
-    end_with_parent()
+    with suppress(OSError, AttributeError):  # a GPU must not stay taken when the parent ends
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     evidence = Evidence()
     evidence.save = lambda: results.update(key, facts=evidence.facts)
     status, reason = OK, ""
@@ -172,9 +151,3 @@ def report(results: Results, key: str, work: Callable[[Evidence], None]) -> None
         status, reason = FAILED, f"{type(error).__name__}: {error}"
     reason = " ".join(reason.split())[:LONGEST_REASON]
     results.update(key, facts=evidence.facts, status=status, reason=reason)
-
-
-def end_with_parent() -> None:
-    """Let the system kill this process when its parent ends: a GPU must not stay taken."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

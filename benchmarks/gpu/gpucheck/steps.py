@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from gpucheck.evidence import NOT_RUN, OK, Evidence, Outcome, Results
@@ -33,9 +34,6 @@ WAY_LIMIT, LEAST_LIMIT, LIMIT_FACTOR = 1.0, 2.0, 4.0
 RESERVE = 1.25
 """How many times what goals are expected to take is kept for them."""
 
-Run = Callable[["Workbench", str, Evidence], None]
-"""Called with the workbench, the backend and the evidence; the inventory needs no workbench."""
-
 
 @dataclass(frozen=True)
 class Step:
@@ -45,12 +43,14 @@ class Step:
     """As in `codelet.logits` or `8B-fp16.speed`."""
     backend: str
     """Empty where no engine takes part."""
-    run: Run
-    needs_gpu: bool = True
-    minutes: float = 1.0
+    function: str
+    """As in `speed.passes`; called with the workbench, the backend, the evidence and `options`."""
+    minutes: float
     """About what it takes on a data-centre GPU; it is not begun with less time left."""
+    needs_gpu: bool = True
     goal: bool = False
     """Whether its order ends with it: other steps leave it its time, on one backend."""
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -79,116 +79,107 @@ class Step:
         names = (self.key, self.subject)
         return not patterns or any(fnmatchcase(name, p) for p in patterns for name in names)
 
+    def run(self, bench: Workbench | None, evidence: Evidence) -> None:
+        """Import its function, in the step's own process, and call it."""
+        module, _, name = self.function.partition(".")
+        function: Callable[..., None] = getattr(import_module(f"gpucheck.{module}"), name)
+        function(bench, self.backend, evidence, **self.options)
+
 
 def steps(settings: RunSettings) -> list[Step]:
     """Return all steps: what opens, whether numbers are right, tokens per second, then the rest."""
-    return list(_steps(settings))
-
-
-def _steps(settings: RunSettings) -> Iterator[Step]:
-    yield Step(INVENTORY, "", _call("inventory", "collect"), needs_gpu=False, minutes=0.1)
-    yield Step("bandwidth", "", _call("speed", "bandwidth"), minutes=0.1)
-    for backend, ways in WAYS.items():
-        for way in ways:
-            run = _call("correctness", "opens", way=way)
-            yield Step(f"open.{way}", backend, run, minutes=0.3)
-    for backend in BACKENDS:
-        yield from _codelet(backend)
     first, others = settings.precisions[0], settings.precisions[1:]
-    for size in settings.sizes:
-        yield from _grown(size)
-        for backend in BACKENDS:
-            yield from _target(size, first, backend, goal=True)
-    for size, backend in product(settings.sizes, BACKENDS):
-        yield from _passes(size, first, backend)
-    for backend, name in product(BACKENDS, ("passes", "speed")):
-        run = _call("speed", name, size="codelet", precision="fp16")
-        yield Step(f"codelet.{name}", backend, run, minutes=0.5)
-    for precision, size, backend in product(others, settings.sizes, BACKENDS):
-        yield from _target(size, precision, backend)
-        yield from _passes(size, precision, backend)
-    for pair in ATTENTION:
-        yield from _attention(pair, "tensorrt-rtx")
-    yield from _head("tensorrt")
-    yield from _head("tensorrt-rtx")
-    yield _build("mixed", "ort-cuda")
-    run = _call("correctness", "verify", pair="mixed")
-    yield Step("mixed.verify", "ort-cuda", run, minutes=0.5)
-
-
-def _call(module: str, function: str, **options: str) -> Run:
-    """Return what imports a function in the step's own process, and calls it."""
-
-    def run(bench: Workbench, backend: str, evidence: Evidence) -> None:
-        getattr(import_module(f"gpucheck.{module}"), function)(bench, backend, evidence, **options)
-
-    return run
-
-
-def _build(pair: str, backend: str) -> Step:
-    def run(bench: Workbench, backend: str, evidence: Evidence) -> None:
-        bench.build_bundle(pair, backend, evidence)
-
-    # TensorRT chooses kernels by timing them on the GPU; the others build anywhere.
-    return Step(f"{pair}.build", backend, run, needs_gpu=backend == "tensorrt", minutes=0.5)
+    return [
+        Step(INVENTORY, "", "inventory.collect", 0.1, needs_gpu=False),
+        Step("bandwidth", "", "speed.bandwidth", 0.1),
+        *(
+            Step(f"open.{way}", backend, "correctness.opens", 0.3, options={"way": way})
+            for backend, ways in WAYS.items()
+            for way in ways
+        ),
+        *chain.from_iterable(map(_codelet, BACKENDS)),
+        *chain.from_iterable(_grown(size, first) for size in settings.sizes),
+        *(
+            step
+            for size, backend in product(settings.sizes, _running(first))
+            for step in _passes(size, first, backend)
+        ),
+        *(_timed("codelet", name, one) for one, name in product(BACKENDS, ("passes", "speed"))),
+        *(
+            step
+            for precision, size in product(others, settings.sizes)
+            for backend in _running(precision)
+            for step in (*_target(size, precision, backend), *_passes(size, precision, backend))
+        ),
+        *chain.from_iterable(_attention(pair, "tensorrt-rtx") for pair in ATTENTION),
+        *_head("tensorrt"),
+        *_head("tensorrt-rtx"),
+        _build("mixed", "ort-cuda"),
+        _verify("mixed", "ort-cuda"),
+    ]
 
 
 def _codelet(backend: str) -> Iterator[Step]:
     yield _build("codelet", backend)
-    minutes = {"logits": 0.2, "engine": 0.4, "rounds": 0.2, "verify": 0.5}
-    if backend == "ort-cuda":
-        del minutes["rounds"]
-    for name, expected in minutes.items():
-        yield Step(f"codelet.{name}", backend, _call("correctness", name), minutes=expected)
+    yield Step("codelet.logits", backend, "correctness.logits", 0.2)
+    yield Step("codelet.engine", backend, "correctness.engine", 0.4)
+    if backend != "ort-cuda":
+        yield Step("codelet.rounds", backend, "correctness.rounds", 0.2)
+    yield _verify("codelet", backend)
 
 
 def _attention(pair: str, backend: str) -> Iterator[Step]:
     yield _build(pair, backend)
-    yield Step(f"{pair}.verify", backend, _call("correctness", "verify", pair=pair), minutes=0.5)
-    run = _call("speed", "passes", size=pair, precision="fp16")
-    yield Step(f"{pair}.passes", backend, run, minutes=0.5)
+    yield _verify(pair, backend)
+    yield _timed(pair, "passes", backend)
 
 
 def _head(backend: str) -> Iterator[Step]:
     yield _build(HEAD, backend)
-    yield Step(f"{HEAD}.logits", backend, _call("correctness", "head"), minutes=0.3)
-    run = _call("correctness", "verify", pair=HEAD)
-    yield Step(f"{HEAD}.verify", backend, run, minutes=0.5)
+    yield Step(f"{HEAD}.logits", backend, "correctness.head", 0.3)
+    yield _verify(HEAD, backend)
 
 
-def _grown(size: str) -> Iterator[Step]:
-    def export(bench: Workbench, backend: str, evidence: Evidence) -> None:
-        bench.export_grown(size, evidence)
+def _grown(size: str, precision: str) -> Iterator[Step]:
+    named, minutes = {"size": size}, 0.4 if size == "1B" else 4
+    yield Step(f"{size}.export", "", "building.export", 0.3, needs_gpu=False, options=named)
+    yield Step(f"{size}.grow", "", "building.grow", minutes, goal=True, options=named)
+    for backend in _running(precision):
+        yield from _target(size, precision, backend, goal=True)
 
-    def grow(bench: Workbench, backend: str, evidence: Evidence) -> None:
-        bench.grow(size, evidence)
 
-    minutes = 0.4 if size == "1B" else 4
-    yield Step(f"{size}.export", "", export, needs_gpu=False, minutes=0.3)
-    yield Step(f"{size}.grow", "", grow, minutes=minutes, goal=True)
+def _running(precision: str) -> list[str]:
+    """Return the backends that run a precision."""
+    return [name for name in BACKENDS if (precision, name) != ("fp8", "ort-cuda")]
+
+
+def _build(pair: str, backend: str) -> Step:
+    # TensorRT chooses kernels by timing them on the GPU; the others build anywhere.
+    needs_gpu, named = backend == "tensorrt", {"pair": pair}
+    return Step(f"{pair}.build", backend, "building.bundle", 0.5, needs_gpu, options=named)
+
+
+def _verify(pair: str, backend: str) -> Step:
+    return Step(f"{pair}.verify", backend, "correctness.verify", 0.5, options={"pair": pair})
+
+
+def _timed(pair: str, name: str, backend: str) -> Step:
+    named = {"size": pair, "precision": "fp16"}
+    return Step(f"{pair}.{name}", backend, f"speed.{name}", 0.5, options=named)
 
 
 def _target(size: str, precision: str, backend: str, goal: bool = False) -> Iterator[Step]:
-    if precision == "fp8" and backend == "ort-cuda":
-        return
+    step = partial(Step, goal=goal, options={"size": size, "precision": precision})
     name, factor = f"{size}-{precision}", 1 if size == "1B" else 4
-
-    def build(bench: Workbench, backend: str, evidence: Evidence) -> None:
-        bench.require_precision(precision)
-        bench.build_target(size, precision, backend, evidence)
-
-    yield Step(f"{name}.build", backend, build, minutes=0.8 * factor, goal=goal)
-    run = _call("speed", "speed", size=size, precision=precision)
-    yield Step(f"{name}.speed", backend, run, minutes=0.6 * factor, goal=goal)
+    yield step(f"{name}.build", backend, "building.target", 0.8 * factor)
+    yield step(f"{name}.speed", backend, "speed.speed", 0.6 * factor)
 
 
 def _passes(size: str, precision: str, backend: str) -> Iterator[Step]:
-    if precision == "fp8" and backend == "ort-cuda":
-        return
-    for module, name in (("correctness", "logits"), ("speed", "passes")):
-        function = "grown_logits" if name == "logits" else name
-        run = _call(module, function, size=size, precision=precision)
-        yield Step(f"{size}-{precision}.{name}", backend, run, minutes=0.2 if size == "1B" else 0.6)
+    step = partial(Step, minutes=0.2 if size == "1B" else 0.6)
+    named, name = {"size": size, "precision": precision}, f"{size}-{precision}"
+    yield step(f"{name}.logits", backend, "correctness.grown_logits", options=named)
+    yield step(f"{name}.passes", backend, "speed.passes", options=named)
 
 
 Launch = Callable[[Step, float], Outcome]
@@ -197,37 +188,31 @@ Known = Mapping[str, Mapping[str, Any]]
 """What is known of steps, by their keys, as `Results` keeps it."""
 
 
-def run_order(
+def run_steps(
     chosen: Sequence[Step], results: Results, launch: Launch, *, minutes: float,
-    resume: bool = False,
-    started: Callable[[Step], None] = lambda step: None,
-    ended: Callable[[Outcome], None] = lambda outcome: None,
+    resume: bool = False, ended: Callable[[Outcome], None] = lambda outcome: None,
     clock: Callable[[], float] = time.monotonic,
-) -> list[Outcome]:  # fmt: skip
+) -> None:  # fmt: skip
     """Run steps in their order within a number of minutes, and write each outcome at once.
 
     A step that is expected to take longer than what is left is not begun, and what hangs leaves the
     goals of the order their time. With `resume` what ended well before is not run again.
     """
     began = clock()
-    outcomes: list[Outcome] = []
     for number, step in enumerate(chosen):
         known: Known = results.read()["steps"]
         left = minutes - (clock() - began) / 60
         free = left - _reserved(chosen[number + 1 :], known)
         if resume and not step.again and known.get(step.key, {}).get("status") == OK:
-            outcome = Outcome(step.key, **known[step.key])
+            outcome = results.outcome(step.key)
         elif reason := blocked(step, known):
             outcome = results.put(Outcome(step.key, NOT_RUN, reason))
         elif (left if step.goal else free) < step.minutes:
             facts = {"minutes_needed": step.minutes, "minutes_left": round(max(left, 0), 1)}
             outcome = results.put(Outcome(step.key, NOT_RUN, NO_TIME, facts=facts))
         else:
-            started(step)
             outcome = launch(step, 60 * min(max(free, step.minutes), step.limit_minutes))
-        outcomes.append(outcome)
         ended(outcome)
-    return outcomes
 
 
 def _reserved(later: Sequence[Step], known: Known) -> float:
@@ -268,17 +253,12 @@ def working_way(backend: str, known: Known) -> str:
 
 def _needless(step: Step, known: Known, capability: str) -> str:
     """Return why a way need not be tried: an earlier one works, or none can."""
-    earlier = WAYS[step.backend][: WAYS[step.backend].index(step.way)]
-    for way in earlier:
+    for way in WAYS[step.backend][: WAYS[step.backend].index(step.way)]:
         entry = known.get(f"open.{way}@{step.backend}", {})
         if entry.get("status") == OK:
             return f"{way} works"
         if lacks := entry.get("facts", {}).get("lacks"):
             return str(lacks)
-    if step.way[0].isdigit() and capability and _number(step.way) > _number(capability):
+    if step.way[0].isdigit() and capability and float(step.way) > float(capability):
         return f"this GPU has capability {capability}"
     return ""
-
-
-def _number(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
