@@ -3,7 +3,7 @@
 Without a C++17 compiler the package is installed without kernels.
 
 setuptools finds packages of two roots by a hook at the end of the import system. A clone called
-`specrt` beside a script is then found before it, as an empty namespace package; a package on the
+`specrt` next to a script is then found before it, as an empty namespace package; a package on the
 path comes before any such folder.
 """
 
@@ -101,7 +101,7 @@ class SharedLibrary(build_ext):
         return made
 
     def copy_extensions_to_source(self) -> None:
-        """Put the library beside the package, by a new name first: processes may have mapped it.
+        """Put the library next to the package, by a new name first: processes may have mapped it.
 
         One of sources of before does not stay where these cannot be compiled.
         """

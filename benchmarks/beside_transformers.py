@@ -1,4 +1,4 @@
-"""Time an encoder-decoder pair beside transformers on the same weights, from source to end.
+"""Time an encoder-decoder pair next to transformers on the same weights, from source to end.
 
     beside_transformers.py BUNDLE --target CHECKPOINT --draft CHECKPOINT --prompts FILE.jsonl
 

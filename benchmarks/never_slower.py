@@ -2,7 +2,7 @@
 
     python benchmarks/never_slower.py engines/build/codelet engines/build/other --json out.json
 
-Each cell is a bundle, a drafter, a number of texts at once and a machine, quiet or beside two busy
+Each cell is a bundle, a drafter, a number of texts at once and a machine, quiet or next to two busy
 loops. A turn runs the same texts plain, at each gamma and with `auto`, beginning with another each
 time; a ratio is that of a turn, and the median of the turns counts. Bundles of 4 rows run several
 texts in company. `auto` keeps what it learned from turn to turn, as a server does; the first turn
@@ -32,7 +32,7 @@ from specrt.tuning.pass_timer import turned
 LEAST = {"quiet": 0.97, "busy": 0.95}
 """What `auto` must reach of plain decoding, and of the best fixed gamma."""
 LOOPS = 2
-"""Busy loops beside it on a busy machine."""
+"""Busy loops next to it on a busy machine."""
 PROMPTS = Path(__file__).parent / "prompts" / "code.jsonl"
 
 

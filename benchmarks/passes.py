@@ -1,4 +1,4 @@
-"""Time a bundle's target, width by width, beside a graph written by hand for the same shape.
+"""Time a bundle's target, width by width, next to a graph written by hand for the same shape.
 
 The hand-made graph is the least that ONNX Runtime's own operators allow a Llama of this shape:
 one product per projection, Q, K and V joined, gate and up too, fused norms and attention, nothing

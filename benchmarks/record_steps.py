@@ -1,7 +1,7 @@
 """Record what steps of several rows take on a bundle here, for `replay_gamma.py`.
 
     python benchmarks/record_steps.py engines/build/codelet-rows            # a bundle of 4 rows
-    python benchmarks/record_steps.py engines/build/codelet-rows --busy     # beside two busy loops
+    python benchmarks/record_steps.py engines/build/codelet-rows --busy     # next to two busy loops
 
 Some rows draft, as far as it comes, at random. What a step takes besides drafting is kept by rows
 and drafted tokens, what drafting takes by rows and passes, and by how much steps vary.
@@ -63,7 +63,7 @@ def main() -> None:
     """Record one machine and write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--busy", action="store_true", help="beside two busy loops")
+    parser.add_argument("--busy", action="store_true", help="next to two busy loops")
     parser.add_argument("--tokens", type=int, default=64, help="of each text")
     parser.add_argument("--turns", type=int, default=4)
     arguments = parser.parse_args()

@@ -9,10 +9,10 @@ gamma, medians over the rounds of the best of `--repeats` completions: what veri
 the target is in this process; what it takes over the link; how much of that is the server's; and
 the bytes of frames each way. WebSocket adds 6 bytes up and 2 down, TCP and IP 40 each.
 With `--round-trips`, in milliseconds, a proxy delays what passes, and the time of a round is held
-to gamma t_d + RTT + t_v, beside the tokens per second of that gamma, and of `auto` and gamma 0,
+to gamma t_d + RTT + t_v, next to the tokens per second of that gamma, and of `auto` and gamma 0,
 medians of 7 texts each, in turns.
 With `--devices`, so many devices (threads of one process) have a text each at once: tokens per
-second of all, and passes of the server's target for a token, beside those of the server's own
+second of all, and passes of the server's target for a token, next to those of the server's own
 draft without a link.
 """
 

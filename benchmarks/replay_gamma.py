@@ -4,9 +4,9 @@
     python benchmarks/replay_gamma.py --family rows
     python benchmarks/replay_gamma.py --family recorded --each --beside other.AutoGamma
 
-`--beside MODULE.CLASS` rides another policy of the same interface beside today's. Regret is a share
-of the rate of the fixed gamma that turns out best on that trace; below zero is better than any.
-The family `rows` has texts that share the steps of 4 rows, on made and on recorded machines.
+`--beside MODULE.CLASS` rides another policy of the same interface next to today's. Regret is a
+share of the rate of the fixed gamma that turns out best on that trace; below zero is better than
+any. The family `rows` has texts that share the steps of 4 rows, on made and on recorded machines.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ THE GROWN MODEL HAS THE SMALL ONE'S OUTPUTS AND THE BIG ONE'S COST. It is for on
 what a real pair's acceptance is worth at the cost of a larger target. It knows no more than the
 small one, and every figure made with it has to say that its target was inflated.
 
-How outputs stay. Added layers come behind the old ones and write zeros into the residual stream;
+How outputs stay. Added layers come after the old ones and write zeros into the residual stream;
 added columns of the stream are zero, and scale and epsilon of each RMSNorm make up for the longer
 mean, the last one's also for what T5 multiplies by the width; added heads and intermediate units
 are multiplied by zero columns; where queries per kv head become fewer, kv heads are copied; in
@@ -196,7 +196,7 @@ def main(checkpoint: Path, out: Path, to: str | None, dtype: str, **numbers: int
         inflate(opened, out, wanted_shape(opened.config, to, numbers), dtype, say=click.echo)
     except SpecrtError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{out} has the outputs of {checkpoint} at the cost above; say so beside figures.")
+    click.echo(f"{out} has the outputs of {checkpoint} at the cost above; say so next to figures.")
 
 
 if __name__ == "__main__":

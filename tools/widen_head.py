@@ -2,7 +2,7 @@
 
     widen_head.py HEAD --target SMALL --grown GROWN --out FOLDER
 
-The grown target has the small one's hidden states in its first columns and zeros behind them, and
+The grown target has the small one's hidden states in its first columns and zeros after them, and
 the old layers before the added ones. So the head reads the same layers, with zeros for the added
 columns, drafts what it drafted, and keeps its own width; the embeddings that it shared become its
 own. EVERY FIGURE MADE WITH IT HAS TO SAY THAT THE TARGET WAS INFLATED.
@@ -28,7 +28,7 @@ from specrt_export.heads.eagle3_format import Head, read_head
 
 
 def widen(head: Head, added: int) -> dict[str, NDArray[Any]]:
-    """Return the weights of a head that reads hidden states with so many zeros behind them.
+    """Return the weights of a head that reads hidden states with so many zeros after them.
 
     Raises: CheckpointError for norms over what is read, whose mean the zeros would change.
     """
@@ -89,7 +89,7 @@ def main(head: Path, target: Path, grown: Path, out: Path) -> None:
         write(small, Checkpoint.open(grown), out)
     except SpecrtError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{out} drafts for {grown}, whose size is inflated; say so beside figures.")
+    click.echo(f"{out} drafts for {grown}, whose size is inflated; say so next to figures.")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
         return int(text)
 
     return read

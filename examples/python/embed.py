@@ -35,7 +35,7 @@ def answer(generator: Generator, prompt: str) -> Completion:
 def main(bundle: Path) -> int:
     """Answer all prompts in four threads."""
     try:
-        # Behind the `with`, engines and memory are given back.
+        # After the `with`, engines and memory are given back.
         with specrt.open(bundle) as generator, ThreadPoolExecutor(4) as pool:
             tasks = [pool.submit(answer, generator, prompt) for prompt in PROMPTS]
             for prompt, task in zip(PROMPTS, tasks, strict=True):

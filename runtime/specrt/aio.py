@@ -21,7 +21,7 @@ soon after the one before, and to start a thread takes longer than to wake one."
 class Worker:
     """A thread that runs requests until they are over or pause; soon after there is none.
 
-    So no thread stays behind for a request that is not read: it pauses, or it was dropped.
+    So no thread stays after for a request that is not read: it pauses, or it was dropped.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -231,9 +231,9 @@ class PacedStream:
         return self._request.limit
 
     def since(self, length: int) -> tuple[list[int], bool]:
-        """Return the tokens behind the first `length` of prompt and text; whether the text ended.
+        """Return the tokens after the first `length` of prompt and text; whether the text ended.
 
-        Tokens behind an end or a stop string are not part of it.
+        Tokens after an end or a stop string are not part of it.
         """
         with self._request.lock:
             return self.completion.token_ids[length - len(self.prompt) :], self._request.over

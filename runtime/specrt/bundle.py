@@ -112,7 +112,7 @@ _BESIDE_READ = {
     for part in ("engine", "encoder", "cross")
     for suffix in ("onnx", "data", "plan", "json")
 }
-"""Names that are read in a bundle, and beside an engine: none may be there and not be listed."""
+"""Names that are read in a bundle, and next to an engine: none may be there and not be listed."""
 
 MOST_ROWS = 64
 """Rows that the KV buffers of an engine may have."""
@@ -433,7 +433,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          f"kind is {short([r.kind for r in m.models])}; expected one of {short(('', *HEADS))} "
          "each"),
         (any(not 0 <= share <= 1 for r in m.models for share in r.accepted),
-         "accepted has a number that is no share; expected 0 to 1"),
+         "accepted has a number that is not a share; expected 0 to 1"),
         (m.target.kind != "" or m.target.vocab_map != "",
          "the target is a head or has a vocab_map; expected a language model"),
         (m.draft is not None and m.draft.kind != ""

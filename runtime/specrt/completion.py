@@ -303,7 +303,7 @@ def times_plain(completions: Sequence[Completion], costs: Costs | None) -> float
 
     A plain step would have taken as much less than these verify passes as tuned costs say, or,
     without any, as long as the rounds here that drafted nothing; and as long outside the passes
-    as a round. `completions` ran one after the other, each alone. It is no measurement: for one
+    as a round. `completions` ran one after the other, each alone. It is not a measurement: for one
     `generate --compare` and `specrt bench` decode plainly, too.
     """
     log = [round_ for done in completions for round_ in done.speculation.log]

@@ -124,14 +124,14 @@ def schema_text(given: Any) -> str | None:
         return text
     except (TypeError, ValueError) as error:
         if "Circular" not in str(error):
-            raise RequestError(f"json_schema is no JSON: {error}") from None
+            raise RequestError(f"json_schema is not a JSON: {error}") from None
         raise RequestError("json_schema is nested too deep, or within itself") from None
     except RecursionError:
         raise RequestError("json_schema is nested too deep, or within itself") from None
 
 
 def _parsed(text: str) -> Any:
-    """Read a schema's text; NaN and infinities, which Python reads, are no JSON."""
+    """Read a schema's text; NaN and infinities, which Python reads, are not JSON."""
 
     def refuse(name: str) -> Any:
         raise ValueError(f"it holds {name}")
@@ -272,7 +272,7 @@ def _check_open(bounds: Sequence[Bound]) -> None:
             if at < len(ends) and ends[at] - value < 1:
                 raise RequestError(
                     f"json_schema has {bound.word} {float(bound.value):g} at {bound.place}, "
-                    "which cannot be enforced beside a bound less than 1 away; use one that "
+                    "which cannot be enforced next to a bound less than 1 away; use one that "
                     "is not whole"
                 )
 
@@ -329,7 +329,7 @@ def check_names(schema: Any) -> None:
     place = open_place(schema_parts(schema))
     if place is not None:
         raise RequestError(
-            f"grammar has %json with properties at {place} and others beside them; expected "
+            f"grammar has %json with properties at {place} and others next to them; expected "
             "additionalProperties false and no patternProperties, or json_schema in the place of "
             "a grammar"
         )
@@ -344,7 +344,7 @@ def _check_keywords(part: SchemaPart) -> None:
             )
     if "prefixItems" in part.schema and isinstance(part.schema.get("items"), list):
         raise RequestError(
-            f"json_schema has a list of items beside prefixItems at {part.place}; leave one out"
+            f"json_schema has a list of items next to prefixItems at {part.place}; leave one out"
         )
     form = part.schema.get("format")
     if form is not None and form not in FORMATS:

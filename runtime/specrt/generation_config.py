@@ -43,7 +43,7 @@ class GenerationConfig(NamedTuple):
 def read_sampling(path: Path, data: bytes) -> dict[str, Any]:
     """Read how a model is meant to be sampled, as sampling parameters; nothing where greedily.
 
-    Raises: BundleError for what is no JSON, and for values that cannot be.
+    Raises: BundleError for what is not JSON, and for values that cannot be.
     """
     with _readable(path):
         found = _object(data)
@@ -61,8 +61,8 @@ def read_generation_config(
     """Read the settings that hold for encoder-decoders, as transformers applies them.
 
     Its `min_length` counts the `start` tokens of a text, and a token is forced to come first only
-    behind a single one.
-    Raises: BundleError for what is no JSON, and for values that cannot be.
+    after a single one.
+    Raises: BundleError for what is not JSON, and for values that cannot be.
     """
     with _readable(path):
         found = _object(data)

@@ -56,7 +56,7 @@ def load(
     None. `owns_process` promises that nothing else in this process uses the engine library: target
     and draft then share one thread pool, which makes the draft faster; see `share_threads`.
     `memory_bytes` is the most the weights and full KV buffers may take, what is available when
-    None: where the draft model does not fit beside the target, it is not opened. `prompt_cache`
+    None: where the draft model does not fit next to the target, it is not opened. `prompt_cache`
     lets a prompt begin where the KV buffers hold its first tokens already.
 
     `text_memory_bytes` bounds the memory for finished texts, from which lookup drafts into others

@@ -181,7 +181,7 @@ class SamplingParams:
     suppress_tokens: tuple[int, ...] | None = None
     """Tokens that are ruled out."""
     begin_suppress_tokens: tuple[int, ...] | None = None
-    """Tokens that are ruled out as the first of the output, and behind a forced first one."""
+    """Tokens that are ruled out as the first of the output, and after a forced first one."""
     forced_bos_token_id: tuple[int, ...] | None = None
     """The token, or one of those, that the output begins with; a number is the only one."""
     forced_eos_token_id: tuple[int, ...] | None = None

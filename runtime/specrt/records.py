@@ -25,7 +25,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Words:
-    """The texts a field takes beside an empty one, and what to do in the place of another."""
+    """The texts a field takes next to an empty one, and what to do in the place of another."""
 
     words: tuple[str, ...]
     instead: str

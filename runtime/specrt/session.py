@@ -262,7 +262,7 @@ class Session:
             text = decode(body[:end], turn.prompt)
             if script.startswith(text, begun):
                 return turn.prompt + body[:end], begun + len(text)
-        raise AssertionError("no tokens are no text")
+        raise AssertionError("no tokens are not text")
 
     def _require_room(self, tokens: int) -> None:
         if tokens > self.context:

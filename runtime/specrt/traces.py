@@ -154,7 +154,7 @@ def read_texts(folder: Path, index: TraceIndex) -> Iterator[TraceText]:
             yield from _texts(data)
         except (KeyError, ValueError, TypeError) as error:
             raise RequestError(
-                f"{path} is no shard of traces ({error}); collect the traces again"
+                f"{path} is not a shard of traces ({error}); collect the traces again"
             ) from error
 
 

@@ -51,7 +51,7 @@ def read(config: Any, start: int = 1) -> GenerationConfig:
 
 
 def of_transformers(config: dict[str, Any], start: int, most: int) -> Callable[[list[int]], Any]:
-    """Return what edits scores behind a text that ends with `most` tokens of output."""
+    """Return what edits scores after a text that ends with `most` tokens of output."""
     torch = pytest.importorskip("torch", reason="needs the export extra")
     library = pytest.importorskip("transformers.generation")
 

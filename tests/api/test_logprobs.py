@@ -65,7 +65,7 @@ def made(tokenizer: Tokenizer, **options: Any) -> Generator:
 
 
 def check_all(target: Any, prompt: Sequence[int], done: Completion, params: SamplingParams) -> None:
-    """Hold a completion to the rows of the table behind each of its tokens."""
+    """Hold a completion to the rows of the table after each of its tokens."""
     text = [*prompt, *done.token_ids]
     for entries, k, first, count in (
         (done.logprobs, params.logprobs, len(prompt), len(done.token_ids)),

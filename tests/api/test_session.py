@@ -142,7 +142,7 @@ def test_the_model_sees_what_was_written(
             text += message
             blanks = text.replace("  ", " ") if style == "t5" else text  # which has no others
             assert tokenizer.decode(prompt) == blanks
-        elif known:  # as the library has it behind the control token
+        elif known:  # as the library has it after the control token
             rest = f"</s><|tool|>user:{message}</s><|tool|>assistant:"
             assert prompt[len(known) :] == library.encode(rest, add_special_tokens=False).ids
         assert done.text[0] == " "

@@ -25,7 +25,7 @@ HALVES = {
 SCALES = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.0123, -7.5, 65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5, 3e-5], np.float16
 )
-"""Zeros of both signs, the largest, the least that is no zero, and the least normal number."""
+"""Zeros of both signs, the largest, the least that is not a zero, and the least normal number."""
 
 
 def random_rows(format_: Format, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
@@ -96,7 +96,7 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, number: int, at:
     weight = GgufWeight("w", read_gguf(path).tensors["w"])
     weight.codes(0, 1)
     for read in (weight.codes, weight.floats):
-        with pytest.raises(CheckpointError, match=r"w holds values that are no finite numbers"):
+        with pytest.raises(CheckpointError, match=r"w holds values that are not finite numbers"):
             read(1, 3)
 
 

@@ -324,7 +324,7 @@ VALUES: dict[str, tuple[Format, Change, str]] = {
     ),
     "fp8 that is none": (
         Bytes(fp8=True), edited("a.k_proj.weight", lambda w: np.full_like(w, np.nan, FP8)),
-        r"a\.k_proj\.weight comes to what are no finite numbers, in rows 0 to 39",
+        r"a\.k_proj\.weight comes to what are not finite numbers, in rows 0 to 39",
     ),
 }  # fmt: skip
 

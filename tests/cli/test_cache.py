@@ -258,7 +258,7 @@ def test_a_bundle_is_itself(builds: Builds, root: Path, tmp_path: Path) -> None:
     (bundle / "config.json").write_text("{}")
     assert bundle_of(bundle) == bundle
     assert bundle_of(tmp_path / "nothing") == tmp_path / "nothing"
-    with pytest.raises(SpecrtError, match=r"--draft is 'x.gguf', and .* is no checkpoint"):
+    with pytest.raises(SpecrtError, match=r"--draft is 'x.gguf', and .* is not a checkpoint"):
         bundle_of(bundle, Path("x.gguf"))
     with pytest.raises(CheckpointError, match="expected a GGUF file or a checkpoint's folder"):
         bundle_of(checkpoint(tmp_path / "big"), bundle)

@@ -110,7 +110,7 @@ def test_a_name_is_fetched_and_built_once(hub: LoopbackHub, built: list[Any]) ->
     asked = hub.asked
     assert bundle_of(Path("qwen3-1.7b")) == pair
     assert (hub.asked, len(built)) == (asked, 2)
-    with pytest.raises(SpecrtError, match=r"--draft is 'org/tiny', and qwen3-1.7b is no check"):
+    with pytest.raises(SpecrtError, match=r"--draft is 'org/tiny', and qwen3-1.7b is not a check"):
         bundle_of(Path("qwen3-1.7b"), Path("org/tiny"))
     own = listed(Path("engines/build/qwen3-1.7b"))
     assert bundle_of(Path("qwen3-1.7b")) == own

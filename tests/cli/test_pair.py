@@ -214,7 +214,7 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
         ("", "name a RECIPE, or a checkpoint with --target"),
         ("--draft small", "--draft belongs to --target"),
         ("r.toml --precision int8", "--precision belongs to --target; the recipe says it"),
-        ("r.toml --target big", "r.toml is a recipe beside --target"),
+        ("r.toml --target big", "r.toml is a recipe, and --target"),
         ("big", "big is a checkpoint, no recipe; name it with --target"),
         ("model.gguf", "model.gguf is a checkpoint, no recipe; name it with --target"),
         ("r.toml --weight-only", "--weight-only belongs to --target"),

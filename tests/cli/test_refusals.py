@@ -37,7 +37,7 @@ GENERATE = [
     ("--prompt a --json-schema {none}", "--json-schema {none} cannot be read: No such file"),
     ("--prompt a --json-schema {latin}", "--json-schema {latin} is not UTF-8: byte 0xe9"),
     ("--prompt a --json-schema {prompts}", "--json-schema {prompts} has 'prompt' at #"),
-    ("--prompt a --json-schema {{", "--json-schema is no JSON: "),
+    ("--prompt a --json-schema {{", "--json-schema is not a JSON: "),
     ("--prompt a --regex (a", "--regex cannot be enforced: unclosed group; docs/structured.md"),
     ("--prompt a --grammar {none}", "--grammar {none} cannot be read: No such file"),
     ("--prompt a --grammar {grammar}", "--grammar {grammar} cannot be enforced: line 1: "),

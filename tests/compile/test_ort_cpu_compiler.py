@@ -123,11 +123,11 @@ def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
 
 
 POISON = 5
-"""A token whose embedding is no number, and so are its keys and values."""
+"""A token whose embedding is not a number, and so are its keys and values."""
 
 
 def poison(case: Case) -> None:
-    """Let a token be looked up as what is no number; the last projection stays as it is."""
+    """Let a token be looked up as what is not a number; the last projection stays as it is."""
     nodes = [n for n in case.model.graph.node if n.op_type == "Embedding"]
     (table,) = (t for t in case.model.graph.initializer if t.name == nodes[0].input[1])
     place = {entry.key: entry.value for entry in table.external_data}

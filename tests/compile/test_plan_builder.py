@@ -155,7 +155,7 @@ def without(prefix: str, model: onnx.ModelProto) -> None:
     ("edit", "words"),
     [
         (counted_lengths, "lost its mask"),
-        (cast_before_cache, "reads 'scaled', which is no input"),
+        (cast_before_cache, "reads 'scaled', which is not an input"),
         (crossed_caches, "KV update of '(key|value).0' gives 'present_(value|key).0'"),
         (written_elsewhere, "'key.0' has 0 KV updates"),
         (surplus_output, "has an output '.*' that the runtime does not know"),

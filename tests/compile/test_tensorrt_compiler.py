@@ -121,7 +121,7 @@ def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
         assert compiled.attention == wanted, compiled.profile
         fused = [kernel for kernel in compiled.kernels if "_mha" in kernel.name]
         assert sum(kernel.count for kernel in fused) == geometry.layers * (wanted != "none")
-        # The int4 product behind an attention that is taken apart may need its weight written out.
+        # The int4 product after an attention that is taken apart may need its weight written out.
         apart = precision == "int4" and wanted == "none"
         assert compiled.dequantising <= apart * geometry.layers, compiled
     # Whatever layouts the profiles want; the constants of TensorRT's own take the rest.

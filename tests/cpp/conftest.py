@@ -71,7 +71,7 @@ class Library:
     ) -> list[str]:
         """Run a case of application/main.cpp; return its lines.
 
-        CPython keeps memory at its end, which is no leak of the library.
+        CPython keeps memory at its end, which is not a leak of the library.
         """
         leaks = {"ASAN_OPTIONS": "detect_leaks=0"} if self.implementation == "hosted" else {}
         command = [self.program("application"), case, *(f"{k}={v}" for k, v in given.items())]

@@ -231,7 +231,7 @@ def _options_of_rules(rng: np.random.Generator, vocabulary: int) -> Document:
 
 
 def _steps(rng: np.random.Generator, rules: LogitsProcessors, vocabulary: int) -> Iterator[Case]:
-    """Yield rounds: a text that grows, and rows behind drafted tokens, edited."""
+    """Yield rounds: a text that grows, and rows after drafted tokens, edited."""
     text = rng.integers(0, vocabulary, int(rng.integers(1, 12))).tolist()
     for _ in range(6):
         rules.learn(text)

@@ -206,7 +206,7 @@ def test_what_is_not_onnx_runtime_is_refused(
 def test_libraries_that_will_not_do_are_refused(
     native: Library, codelet: Path, tmp_path: Path
 ) -> None:
-    """One that was named and is not there, and files that are no library of ONNX Runtime."""
+    """One that was named and is not there, and files that are not library of ONNX Runtime."""
     (line,) = native.run("opening", bundle=codelet, tokenizer="/none.so")
     assert line.startswith("SPECRT_ENGINE|")
     assert "/none.so" in line

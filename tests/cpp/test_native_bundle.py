@@ -83,7 +83,7 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("draft/kind", "eagle3", "the head reads features of width 0, and the target leaves 0"),
     ("draft/features", 10**6 + 1, "features is 1000001; expected a whole number from 0 to 1000000"),
     ("draft/vocab_map", "other", 'files lacks "other"; expected it'),
-    ("draft/accepted", [0.5, 2], "accepted has a number that is no share; expected 0 to 1"),
+    ("draft/accepted", [0.5, 2], "accepted has a number that is not a share; expected 0 to 1"),
     ("files/tokenizer.json", OUT, 'files lacks "tokenizer.json"'),
     ("files/|etc|passwd", {"bytes": 1, "sha256": ""}, "a place inside the bundle"),
     ("files/a|..|..|b", {"bytes": 1, "sha256": ""}, "a place inside the bundle"),

@@ -88,13 +88,13 @@ def many_stops() -> Iterator[Case]:
 
 
 def windowed() -> Iterator[Case]:
-    """Yield tokens that a decoder puts spaces between, also behind those of a prompt."""
+    """Yield tokens that a decoder puts spaces between, also after those of a prompt."""
     chance = random.Random(9)
     for _ in range(100):
         ids = [chance.randrange(1000) for _ in range(chance.randrange(1, 40))]
         at = chance.randrange(len(ids))
         texts = [f"{' ' * (number > 0)}{token}" for number, token in enumerate(ids)]
-        special = [1000] * chance.choice([0, 9])  # which are no text
+        special = [1000] * chance.choice([0, 9])  # which are not text
         pieces = [[*special, token] for token in ids[at:]]
         call = {"call": "windowed", "prompt": ids[:at], "pieces": pieces}
         yield call, [*texts[at:], ""]
@@ -297,7 +297,7 @@ def test_words_are_spelled_as_the_middle_of_a_text(
 
 
 def _passes(bundle: Bundle, role: str) -> tuple[list[Document], list[Any]]:
-    """Run widths up to nine, going back, and wide ones; return them, and what each left behind."""
+    """Run widths up to nine, going back, and wide ones; return them, and what each left."""
     manifest = bundle.manifest
     model = getattr(manifest, role)
     engine = open_engine(EngineSpec.of(bundle, model))

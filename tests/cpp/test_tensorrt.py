@@ -277,7 +277,7 @@ FAULTS: list[tuple[dict[str, Any], int, tuple[str, ...]]] = [
           ({"more": {"kv_length": {"shape": [-1]}}}, "has a tensor kv_length"),
           ({"more": {"odd": {"type": 2}}}, "tensor odd has element type 2"),
           ({"more": {"rows": {"on_host": True}}}, "tensor rows is wanted in host memory"))],
-    # files that are no plans
+    # files that are not plans
     *[({"damage": damage, "rtx": rtx}, ENGINE, (says, "build the bundle again"))
       for rtx, damage, says in (
           (False, lambda data: b"", "is damaged or no TensorRT plan: it is empty"),

@@ -69,7 +69,7 @@ def write_recipe(
     folder: Path, names: Sequence[str], precision: str = "fp32", *lines: str, source: bool = True,
     max_length: int = MAX_LENGTH, batch: int = 3,
 ) -> Recipe:  # fmt: skip
-    """Write the recipe of a target, and a draft if two are named, beside their checkpoints."""
+    """Write the recipe of a target, and a draft if two are named, next to their checkpoints."""
     folder.mkdir(parents=True)
     tables = []
     for role, name in zip(("target", "draft"), names, strict=False):

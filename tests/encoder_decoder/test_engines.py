@@ -130,7 +130,7 @@ def test_a_source_goes_with_its_row_and_until_the_next(exported: Zoo, tmp_path: 
         both = np.concatenate([tokens[:1], tokens[1:2], tokens[:1]])
         after = engine.forward(both[:, 15:], 15).logits
         np.testing.assert_array_equal(after[2], before[0, 15:])
-        # A shorter source: what a longer one left behind it is not read.
+        # A shorter source: what a longer one left it is not read.
         engine.condition(0, short)
         found = engine.forward(np.repeat(tokens[:1], ROWS, 0), 0).logits.copy()
         np.testing.assert_array_equal(found[0], found[1])

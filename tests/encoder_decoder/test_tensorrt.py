@@ -47,13 +47,13 @@ Array = NDArray[Any]
 
 nightly = pytest.mark.nightly
 MADE = "made"
-"""Where the lowered graphs of plans are kept, beside the bundle."""
+"""Where the lowered graphs of plans are kept, next to the bundle."""
 PARTS = ("engine", "encoder", "cross")
 
 
 @pytest.fixture(scope="session")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build a bundle of plans; keep the graphs that they were made of beside it."""
+    """Build a bundle of plans; keep the graphs that they were made of next to it."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
     root = shared_folder(tmp_path_factory) / "plans-of-encoder-decoders"
     root.mkdir(exist_ok=True)

@@ -41,7 +41,7 @@ def alone(engine: Engine, text: Sequence[int]) -> NDArray[np.float32]:
 def compiled(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Callable[[str], Path]:
     """Compile codelet's draft: `fp32 1`, `int8 3` and the like for the CPU, `cuda` for a GPU.
 
-    With `contrib` behind it for a CPU without our kernels.
+    With `contrib` after it for a CPU without our kernels.
     """
     root, pair = shared_folder(tmp_path_factory) / "draft", engines / "codelet"
     root.mkdir(exist_ok=True)

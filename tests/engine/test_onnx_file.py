@@ -72,11 +72,11 @@ def test_weights_that_are_hidden_or_too_long_are_refused(tmp_path: Path) -> None
         *(graph(external("a", "engine.data", *place)) for place in ((8, 9), (4, 0), (8, -1))),
     ]  # fmt: skip
     for one in models:
-        with pytest.raises(EngineError, match="is no sound graph"):
+        with pytest.raises(EngineError, match="is not a sound graph"):
             mapped_weights(write(tmp_path, one), hold_folder(tmp_path))
     path = write(tmp_path, graph())
     path.write_bytes(helper.make_model(graph(), functions=[function]).SerializeToString())
-    with pytest.raises(EngineError, match="is no sound graph"):
+    with pytest.raises(EngineError, match="is not a sound graph"):
         files_of(path, hold_folder(tmp_path))
 
 

@@ -75,7 +75,7 @@ def test_a_library_that_does_not_open_is_told_with_the_remedy(installed: dict[st
         with pytest.raises(EngineError, match=said):
             open_library(name)
 
-    refused("'tensort' is no TensorRT backend; did you mean", "tensort")
+    refused("'tensort' is not a TensorRT backend; did you mean", "tensort")
     refused("not installed: it comes with JetPack", "tensorrt")
     refused("not installed: `pip install tensorrt-rtx`$")
     installed["tensorrt"] = module_double()
@@ -248,7 +248,9 @@ def test_a_stripped_plan_is_filled_from_the_graph_beside_it(tmp_path: Path) -> N
     )
     names = dict.fromkeys(("Refitter", "OnnxParserRefitter"), lambda *given: refitter)
     found, plan = library_double(**names), tmp_path / "engine.plan"
-    with pytest.raises(EngineError, match=r"engine\.onnx is missing, and the plan beside it holds"):
+    with pytest.raises(
+        EngineError, match=r"engine\.onnx is missing, and the plan next to it holds"
+    ):
         supply(None, plan, found, Wants(stripped=True))
     (tmp_path / "engine.onnx").write_bytes(A_GRAPH)
     supply(None, plan, found, Wants(stripped=True))

@@ -111,7 +111,7 @@ def read_pair(write_pair: Callable[..., Path]) -> Callable[..., Recipe]:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Path:
-    """Two plans: the bundle of the recipe as it is, beside the recipe."""
+    """Two plans: the bundle of the recipe as it is, next to the recipe."""
     folder = shared_folder(tmp_path_factory) / "pair-of-plans"
     folder.mkdir(exist_ok=True)
     path, bundle = folder / "recipe.toml", folder / "bundle"

@@ -42,7 +42,7 @@ def hashes(bundle: Path) -> dict[str, str]:
 
 
 def leftovers(out: Path) -> list[str]:
-    """Whatever lies beside a bundle."""
+    """Whatever lies next to a bundle."""
     return sorted(p.name for p in out.parent.iterdir() if p != out) if out.parent.exists() else []
 
 

@@ -81,7 +81,7 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert 0.01 < target.quality.kl < 0.2
     assert 0 < draft.quality.kl < 0.01
     assert 0.5 < target.quality.top1 < draft.quality.top1 < 1
-    # Both are codelet's draft: scales and a second table are no parameters.
+    # Both are codelet's draft: scales and a second table are not parameters.
     assert target.parameters == draft.parameters == 1_417_856
     assert target.weight_bytes < draft.weight_bytes < 2.3e6
     assert complete(out) == complete(out, gamma=0)

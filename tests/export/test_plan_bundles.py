@@ -138,7 +138,7 @@ def graph_scales(folder: Path) -> dict[int, list[Any]]:
 def test_every_scale_of_a_plan_is_positive_whatever_the_recipe_says(
     read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of layers, tables and heads, in one block or many, and beside a draft for a CPU in int4."""
+    """Of layers, tables and heads, in one block or many, and next to a draft for a CPU in int4."""
     graphs: list[dict[int, list[Any]]] = []
     build_plan = plan.build_plan
 

@@ -40,7 +40,7 @@ def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHea
 
 
 def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor:
-    """Compute a block of embeddings [S, W] behind a context [C, W] from the paper: states [S, W].
+    """Compute a block of embeddings [S, W] after a context [C, W] from the paper: states [S, W].
 
     Position by position: each sees the whole context and the whole block.
     """

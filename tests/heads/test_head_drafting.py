@@ -305,7 +305,7 @@ def test_rows_beside_each_other_are_scored_as_they_are_alone(generator: Generato
         alone = np.concatenate([draft.forward_rows((feed,))[0].logits for feed in nexts])
         together = [draft.forward_rows(feeds) for feeds in ((nexts[0], other), (other, nexts[1]))]
         assert np.array_equal(np.concatenate([together[0][0].logits, together[1][1].logits]), alone)
-        with pytest.raises(EngineError, match="not behind the last block"):
+        with pytest.raises(EngineError, match="not after the last block"):
             draft.forward_rows((nexts[0]._replace(start=len(one) + 5),))
 
 

@@ -52,7 +52,7 @@ from support.graph_double import RTX, Gpu
 
 GAMMAS, PREFILL = (1, 2, 4), 12
 STAGES = "stages.txt"
-"""What a build said on its way, beside what it made."""
+"""What a build said on its way, next to what it made."""
 Built = Callable[..., Path]
 
 
@@ -81,7 +81,7 @@ class Exports:
 
 @pytest.fixture(scope="session")
 def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the pair, or the target with another draft; keep the lowered graphs beside it."""
+    """Build the pair, or the target with another draft; keep the lowered graphs next to it."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
     root = shared_folder(tmp_path_factory) / "plans-of-heads"
     root.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 // Holds the kernels of every instruction set that the processor has to the bits of the reference.
 //
-// Each buffer ends where a page ends that nothing follows, so that a read or write behind it ends
+// Each buffer ends where a page ends that nothing follows, so that a read or write after it ends
 // the program. Prints the names of those that passed, or the first difference.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -275,7 +275,7 @@ struct Memory {
   explicit Memory(const Attention& attention, size_t rows)
       : keys(rows * attention.kv_heads * attention.positions * attention.head_dim),
         values(rows * attention.kv_heads * attention.positions * attention.value_stride()) {
-    // What was never written is never read, but zeros behind a head.
+    // What was never written is never read, but zeros after a head.
     keys.fill(std::nanf(""));
     values.fill(0);
     for (size_t i = 0; i < values.size(); i++)
@@ -376,7 +376,7 @@ void check_attention(const Kernels& kernels, const Kernels& reference, const Lay
 }
 
 // Tokens of several rows that all stand at the last key of their row, of lengths of all kinds, keys
-// behind which are no numbers: cross attention. The reference gets one token at a time.
+// after which are not numbers: cross attention. The reference gets one token at a time.
 void check_cross(const Kernels& kernels, const Kernels& reference, const Layer& layer,
                  size_t number) {
   Random random;

@@ -281,7 +281,7 @@ CROSSES = [
 
 
 class CrossLayer:
-    """The operator, and keys and values that are no numbers after each source."""
+    """The operator, and keys and values that are not numbers after each source."""
 
     def __init__(self, case: Cross, threads: int = 2) -> None:
         shape = len(case.lengths), case.kv_heads, case.positions, case.size

@@ -73,7 +73,7 @@ def fused(name: str) -> dict[str, str]:
         "qkv": f"{joined}/2",
         "gate_up": f"{0 if name in OUTSIDE else gates}/{gates}",
         "skip_norm": f"{skips}/{skips}",
-        "norm": f"5/{norms or 5}",  # not those of heads, nor behind a product
+        "norm": f"5/{norms or 5}",  # not those of heads, nor after a product
         "quantized": "0/0",
     }
 

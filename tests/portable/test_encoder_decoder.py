@@ -141,7 +141,7 @@ def test_graphs_that_are_not_whole_get_no_weights(exported: Zoo, tmp_path: Path)
     one, bare = exported("t5_untied"), exported("t5_untied" + BARE).graph
     decoder = tmp_path / "decoder.onnx"
     shutil.copyfile(bare, decoder)
-    with pytest.raises(ExportError, match=r"there is no cross\.onnx beside it"):
+    with pytest.raises(ExportError, match=r"there is no cross\.onnx next to it"):
         attach_graph(decoder, one.checkpoint)
     shutil.copyfile(part_path(bare, "cross"), tmp_path / "cross.onnx")
     with pytest.raises(CheckpointError, match=r"model of type t5, and .* is of type bart"):

@@ -226,7 +226,7 @@ class Exported:
 def exported(name: str) -> Exported:
     """Give a recorded graph weights, or export one that is not, into the cache; nobody may write.
 
-    A name that ends in `BARE` has the weights beside a graph without any.
+    A name that ends in `BARE` has the weights next to a graph without any.
     """
     root = CACHE / _state()
     root.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def random_codes(kind: str, rows: int, inner: int, block: int, seed: int = 0) ->
     scales = rng.uniform(-0.3, 0.3, blocks).astype(np.float16).astype(np.float32)
     most = 16 if name in ("int4", "fp4") else 256
     codes = rng.integers(0, most, shape).astype(np.uint8)
-    if name == "fp8":  # without the two that are no numbers
+    if name == "fp8":  # without the two that are not numbers
         codes = np.where(codes & 127 == 127, np.uint8(0), codes)
     if beside == "zeros":
         return Codes(name, codes, scales, zeros=rng.integers(0, most, blocks).astype(np.uint8))

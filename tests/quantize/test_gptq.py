@@ -229,5 +229,7 @@ def test_inputs_that_are_no_numbers_are_named(draft: tuple[Path, Path], tmp_path
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(model.SerializeToString())
     text = CalibrationText(PIECES, tmp_path / "kept")
-    with pytest.raises(BuildError, match=r"q_proj\.weight is multiplied with is no finite.*search"):
+    with pytest.raises(
+        BuildError, match=r"q_proj\.weight is multiplied with is not a finite.*search"
+    ):
         quantize(broken, draft[1], tmp_path / "q", CALIBRATED, text=text)

@@ -217,7 +217,7 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
         weights = toy(layer=normal(1, 64, 64), bias=normal(2, 64))
         weights[where].reshape(-1)[5] = wrong
         graph = write(tmp_path / where, weights)
-        refused(graph, "int8", f"{where} holds values that are no finite numbers")
+        refused(graph, "int8", f"{where} holds values that are not finite numbers")
     graph = write(tmp_path / "short", toy(layer=normal(1, 64, 64)), shards=2)
     shard = graph.parent / "shard-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-4])

@@ -1,4 +1,4 @@
-"""What a schema, an expression or a grammar says holds behind any path, or is refused by name."""
+"""What a schema, an expression or a grammar says holds after any path, or is refused by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 def processor(
     grammars: Grammars, *committed: int, stops: tuple[int, ...] = (), **option: Any
 ) -> GrammarProcessor:
-    """Return what keeps to a structure behind a prompt and some tokens."""
+    """Return what keeps to a structure after a prompt and some tokens."""
     structure = SamplingParams.of(**option).constraint
     assert structure is not None
     made = grammars.processor(structure, stops)
@@ -92,10 +92,10 @@ BEHIND: list[tuple[dict[str, Any], tuple[int, ...], list[int]]] = [
     ({"regex": "ab?"}, (), [A]),
     ({"regex": "ab?"}, (A,), [B, EOS]),
     ({"regex": "ab?"}, (A, B), [EOS]),
-    # Behind the end, and on a drafted path outside the grammar, nothing is ruled out.
+    # After the end, and on a drafted path outside the grammar, nothing is ruled out.
     ({"regex": "ab?"}, (A, EOS), EVERYTHING),
     ({"regex": "ab?"}, (A, B, EOS, A), EVERYTHING),
-    # The model scores more ids than the tokenizer has, and special tokens are no text.
+    # The model scores more ids than the tokenizer has, and special tokens are not text.
     ({"regex": "[\\x00-\\x7f]*"}, (), [*range(128), *range(256, 261), EOS]),
     # Special tokens among the stops end where the end may come.
     ({"regex": "ab?", "stops": (TOOL, B)}, (A,), [B, EOS, TOOL]),
@@ -138,7 +138,7 @@ def test_what_must_come_is_told(grammars: Grammars) -> None:
 
 
 def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
-    """The limit is met behind one path; behind another the text goes on."""
+    """The limit is met after one path; after another the text goes on."""
     rules = "\n".join(f"r{i}: r{i + 1}? r{i + 1}?" for i in range(40))
     hard = f'start: "b" | "a" r0\n{rules}\nr40: "a"'
     made = processor(grammars, grammar=hard)
@@ -306,7 +306,7 @@ def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
 def test_the_name_of_a_control_token_is_text(
     tmp_path: Path, vocabulary: Callable[[Path], Path], name: str
 ) -> None:
-    """A grammar wants what it spells, and not the token, which is no text."""
+    """A grammar wants what it spells, and not the token, which is not a text."""
     tokenizer = Tokenizer(vocabulary(tmp_path))
     assert tokenizer.encode(name, special=False)[0] in tokenizer.special
     target = TableEngine(1, vocab=tokenizer.size + 7, memory=3)
@@ -534,7 +534,7 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
                  "b#/$defs/d", "http://[")),
     ({"$ref": 5}, "has $ref 5 at #; expected text"),
     ({"$defs": {"a": {"$id": "b"}, "c": {"$id": "b"}}}, "has 'b' at #/$defs/c a second time"),
-    ({"prefixItems": [{}], "items": [{}]}, "has a list of items beside prefixItems at #"),
+    ({"prefixItems": [{}], "items": [{}]}, "has a list of items next to prefixItems at #"),
     ({"type": "string", "format": "idn-email"}, "format 'idn-email' at #; expected one of d"),
     ({**OBJECT, "minProperties": 2}, "minProperties 2 at #; expected at most one more than it"),
     ({"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(40)]},
@@ -553,7 +553,7 @@ REFUSED_SCHEMAS: list[tuple[Any, str]] = [
      "5000 references, with up to "),
     ({"anyOf": [{"const": i} for i in range(4000)]}, "4000 anyOf at #; expected up to 1000"),
     ([], "json_schema is []; expected an object or true"),
-    ('{"const": NaN}', "json_schema is no JSON: it holds NaN"),
+    ('{"const": NaN}', "json_schema is not a JSON: it holds NaN"),
     ('{"items":' * 100_000, "json_schema is nested too deep"),
     ('{"items":' * 300 + "{}" + "}" * 300, "json_schema cannot be enforced: recursion limit"),
     (CYCLIC, "nested too deep, or within"),

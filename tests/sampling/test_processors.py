@@ -83,7 +83,7 @@ def read(processors: LogitsProcessors, row: Row, path: Sequence[int]) -> Row:
 
 
 def edited(processor: Processor, text: Sequence[int], path: Sequence[int], cut: int = 1) -> Row:
-    """Commit a prompt, then the rest token by token, as rounds do; edit a row behind a path."""
+    """Commit a prompt, then the rest token by token, as rounds do; edit a row after a path."""
     processors = LogitsProcessors([processor], SIZE)
     for end in range(min(cut, len(text)), len(text) + 1):
         processors.learn(text[:end])

@@ -67,7 +67,7 @@ def failing(*_: Any) -> Any:
 
 
 class Panic(BaseException):
-    """As the panics of libraries in Rust are, which is no Exception."""
+    """As the panics of libraries in Rust are, which is not an Exception."""
 
 
 def panicking(tokens: list[int], row: Any) -> Any:
@@ -311,7 +311,7 @@ def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> Non
     assert made.generate([*second, 3], params).token_ids == expected
 
 
-# Waiting, and what is left behind
+# Waiting, and what is left
 
 
 def test_no_request_waits_for_a_row_that_pauses_and_holds_nothing(tokenizer: Tokenizer) -> None:

@@ -388,4 +388,4 @@ def test_rows_that_read_together_share_one_chunk(tokenizer: Tokenizer) -> None:
     for engine in (made.models.target, made.models.draft):
         for feeds in engine.passes:
             widths = [len(feed.tokens) for feed in feeds]
-            assert sum(width for width in widths if width > 10) <= WIDTH  # 10 is no prompt
+            assert sum(width for width in widths if width > 10) <= WIDTH  # 10 is not a prompt

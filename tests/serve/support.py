@@ -81,7 +81,7 @@ class Live:
 
 @contextmanager
 def failing(generator: Generator, after: int = 3) -> Iterator[None]:
-    """Let the target fail behind so many passes more."""
+    """Let the target fail after so many passes more."""
     engine, honest = target_of(generator), target_of(generator).forward
     before = len(engine.calls)
 

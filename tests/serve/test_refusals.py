@@ -202,7 +202,7 @@ def test_of_many_wrong_items_the_first_is_told(field: str) -> None:
 
 
 def test_a_large_body_is_read_as_a_small_one_and_has_a_bound(toy: Live) -> None:
-    """Brackets and colons within a text are no values of the body."""
+    """Brackets and colons within a text are not values of the body."""
     text = '"[{:' * 50_000
     body: dict[str, Any] = {"prompt": "x", "max_tokens": 2, "seed": 1}
     small = toy.post(TEXT, **body)["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""Hostile clients: whatever they send or cut short, no row is lost and nothing is left behind."""
+"""Hostile clients: whatever they send or cut short, no row is lost and nothing is left."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _fails_behind(length: int) -> Callback:
 def test_what_fails_behind_the_end_of_a_text_is_no_error(
     tokenizer: Tokenizer, gamma: int, how: str
 ) -> None:
-    """Where the text goes on it fails behind the same tokens."""
+    """Where the text goes on it fails after the same tokens."""
     for tokens in range(2, 8):
         target, draft = spelled(tokenizer)
         most, options = len(PROMPT) + tokens - 1, dict[str, Any]()

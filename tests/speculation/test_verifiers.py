@@ -212,7 +212,7 @@ def outcomes(
 
 
 Laws = dict[tuple[int, ...], Distribution]
-"""Of the token behind each path."""
+"""Of the token after each path."""
 
 
 def random_laws(rng: np.random.Generator, depth: int, sparse: bool = True) -> Laws:
@@ -227,7 +227,7 @@ def judged(
 ) -> tuple[NDArray[np.float64], float]:
     """Return the law of the next gamma + 1 tokens, and how many are accepted on average.
 
-    Sums over every draft that q may draw, and every outcome of it; tokens behind the round are the
+    Sums over every draft that q may draw, and every outcome of it; tokens after the round are the
     target's own. `stop` tells where a draft ends before gamma.
     """
     law, mean = np.zeros((VOCAB,) * (gamma + 1)), 0.0
@@ -380,7 +380,7 @@ class Recorded(Noise):
 
 
 def test_no_number_of_rejection_is_used_twice() -> None:
-    """Those of positions behind a round decided about it: with them again rounds would depend."""
+    """Those of positions after a round decided about it: with them again rounds would depend."""
     engine, draft = chain()
     params, noise = SamplingParams(verifier="rejection", temperature=1.0), Recorded(4)
     drafter = ModelDrafter(KVCache(draft), params, noise, Whim(2))

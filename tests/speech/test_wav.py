@@ -53,7 +53,7 @@ def test_floats_are_read_bit_for_bit(data: bytes) -> None:
     ("data", "message"),
     [
         (b"", "f is empty; convert it with `ffmpeg -i FILE -ar 16000 -ac 1 OUT.wav`"),
-        (b"ID3\x04 some song", "f is no RIFF WAVE file: it begins with b'ID3"),
+        (b"ID3\x04 some song", "f is not an RIFF WAVE file: it begins with b'ID3"),
         (b"RIFX" + riff(form(), DATA)[4:], "begins with b'RIFX'"),
         (riff(), "f ends at byte 12, before its samples; it was cut off"),
         (riff(form()), "before its samples"),
@@ -70,7 +70,7 @@ def test_floats_are_read_bit_for_bit(data: bytes) -> None:
         (riff(form(), chunk(b"data", b"abc")), "3 bytes of samples of 2 bytes each"),
         (
             riff(form(3, bits=32), chunk(b"data", struct.pack("<2f", 0.5, float("nan")))),
-            "samples that are no numbers",
+            "samples that are not numbers",
         ),
     ],
 )

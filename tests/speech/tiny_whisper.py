@@ -92,7 +92,7 @@ class EagerWhisper:
         self._model = library.WhisperForConditionalGeneration.from_pretrained(folder).eval()
 
     def text(self, features: Features, **options: Any) -> list[int]:
-        """Return the tokens of a window behind those it begins with, the end token included."""
+        """Return the tokens of a window after those it begins with, the end token included."""
         torch = pytest.importorskip("torch")
         found = self._generate(
             torch.from_numpy(features)[None], force_unique_generate_call=True,

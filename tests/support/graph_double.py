@@ -83,7 +83,7 @@ class Gpu:
 
     def __init__(self, size: int = 1 << 24, graphs: str = "") -> None:
         self.graphs = graphs
-        """Where lowered graphs lie, beside a bundle."""
+        """Where lowered graphs lie, next to a bundle."""
         self.cuda = CudaDouble(size)
         self.devices: list[DoubleDevice] = []
         self.plans: dict[str, GraphDouble] = {}
@@ -103,7 +103,7 @@ class Gpu:
         return library
 
     def plan(self, plan: Path, geometry: Any, manifest: Any, log: Any) -> GraphDouble:
-        """Open what a plan was made of: the lowered graph, beside the bundle."""
+        """Open what a plan was made of: the lowered graph, next to the bundle."""
         role, part = plan.parent.name, plan.stem
         record = read_engine_record(plan.with_suffix(".json"))
         graph = plan.parents[2] / self.graphs / role / f"{part}.onnx"

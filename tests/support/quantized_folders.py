@@ -339,7 +339,7 @@ prefill = 32
 gammas = [1, 3]
 gamma = 3
 """
-"""Of small models, which are beside it."""
+"""Of small models, which are next to it."""
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
 

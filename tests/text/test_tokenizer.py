@@ -80,7 +80,7 @@ def test_what_messages_hold_is_text(spelled: list[Tokenizer], said: list[str], b
             if used is spelled[0]:
                 tail = used.encode(prompt, behind=min(behind, len(prompt)))
                 assert prompt.endswith(spelled_out(used, tail))
-            if used in (spelled[1], spelled[-1]):  # put and drop spaces beside control tokens
+            if used in (spelled[1], spelled[-1]):  # put and drop spaces next to control tokens
                 shown, prompt = (text.replace(" ", "") for text in (shown, prompt))
             assert shown == prompt
 
@@ -116,7 +116,7 @@ def test_a_tokenizers_own_special_tokens_are_added_once(tmp_path: Path) -> None:
 def test_a_prompt_without_control_tokens_in_messages_is_encoded_as_ever(
     spelled: list[Tokenizer],
 ) -> None:
-    """What a content could be part of is no control token as long as it is not."""
+    """What a content could be part of is not a control token as long as it is not."""
     for used in spelled:
         for content in ("he", "tool", "s", "> o", "a <", " o  e "):
             for template in (CHAT, TRIM):
@@ -125,7 +125,7 @@ def test_a_prompt_without_control_tokens_in_messages_is_encoded_as_ever(
 
 
 def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> None:
-    """Some tokenizers find them in lower case, and take the blanks beside them in."""
+    """Some tokenizers find them in lower case, and take the blanks next to them in."""
     made = HubTokenizer(models.BPE({c: i for i, c in enumerate("</s>e \n")}, []))
     made.normalizer = normalizers.Lowercase()
     made.add_special_tokens(

@@ -133,7 +133,7 @@ def test_only_turns_count_and_each_begins_warm() -> None:
     def ask(order: Order) -> Outcome:
         warm = order.max_tokens == WARM_TOKENS
         turns.extend([] if warm else [order.mode])
-        assert (order.prompts == [[4, 1]]) == warm, "what warms is no prompt that is measured"
+        assert (order.prompts == [[4, 1]]) == warm, "what warms is not a prompt that is measured"
         ns = round((order.max_tokens - 1) / (999.0 if warm else next(rates[order.mode])) * 1e9)
         return Outcome.of([Completed([7] * order.max_tokens, 1, ns) for _ in order.prompts])
 

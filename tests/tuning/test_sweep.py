@@ -106,4 +106,4 @@ def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
 
     given = replace(models(), auto=auto_factory()._replace(policy=noted))
     sweep(given, tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
-    assert len(made) == 3  # of the draft model on its own, behind the lookup, and of the lookup
+    assert len(made) == 3  # of the draft model on its own, after the lookup, and of the lookup

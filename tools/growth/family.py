@@ -30,7 +30,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers behind each other: what their names begin with, which number counts them, weights."""
+    """Layers after each other: what their names begin with, which number counts them, weights."""
 
     prefix: str
     layers: str

@@ -31,7 +31,7 @@ class Shape:
                 raise CheckpointError(f"{name} is {value!r}; expected a positive number")
         if self.heads % self.kv_heads:
             raise CheckpointError(
-                f"{self.heads} heads are no multiple of {self.kv_heads} kv heads; change one of "
+                f"{self.heads} heads are not multiple of {self.kv_heads} kv heads; change one of "
                 "them, so that every key and value serves as many queries"
             )
 
@@ -114,12 +114,12 @@ def check_growth(old: Shape, new: Shape, divides: bool = True) -> None:
             )
     if divides and new.hidden_size % new.heads:
         raise CheckpointError(
-            f"hidden_size {new.hidden_size} is no multiple of {new.heads} heads, which "
+            f"hidden_size {new.hidden_size} is not a multiple of {new.heads} heads, which "
             "transformers asks for whatever head_dim is; change one of them"
         )
     if new.head_dim % old.head_dim:
         raise CheckpointError(
-            f"head_dim {new.head_dim} is no multiple of the checkpoint's {old.head_dim}; rotary "
+            f"head_dim {new.head_dim} is not a multiple of the checkpoint's {old.head_dim}; rotary "
             "angles of the old dimensions are found again only in a multiple"
         )
     needed = old.kv_heads * kv_copies(old, new)

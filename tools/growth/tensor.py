@@ -26,7 +26,7 @@ DTYPES: Mapping[str, tuple[str, int]] = {
 def stored_dtype(plan: Plan, dtype: str) -> str:
     """Return the dtype a weight is written in.
 
-    The scale of a norm stays float32: rescaled, it is no number of a shorter type any more.
+    The scale of a norm stays float32: rescaled, it is not a number of a shorter type any more.
     """
     return "float32" if plan.kind is NORM else dtype
 

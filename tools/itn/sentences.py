@@ -74,7 +74,7 @@ UNSEEN = (
 """Sentences for held-out inputs alone."""
 
 LOOSE = words(
-    "a able again all almost also always any area at back bag became before began behind best big "
+    "a able again all almost also always any area at back bag became before began after best big "
     "black board book both bridge bring brother build but by call came car case change child city "
     "clear close coat cold come copy could country cut daily dark deal deep did door down draw "
     "dry each early east easy edge end enough even every face fair far farm fast father feel few "
@@ -96,7 +96,7 @@ LOOSE = words(
     "weak wear week well went were west what when where which while white who whole why wide will "
     "wind winter with without woman wood word work world would year yellow yet you young your"
 )
-"""Words of sentences that make no sense, which teach that what is no item is copied.
+"""Words of sentences that make no sense, which teach that what is not an item is copied.
 
 None of them could be part of an item.
 """

@@ -25,7 +25,7 @@ def measure(
 
     Of each model the cross-entropy of the right answers; of the target alone how many of its greedy
     answers are right to the letter; of both their overlap, the mean of sum(min(p, q)), and how
-    often they rank the same token first, behind every prefix of the right answers.
+    often they rank the same token first, after every prefix of the right answers.
     Source: Leviathan et al. 2023, arXiv:2211.17192 (acceptance).
     """
     tokens = TokenPairs.cut(tokenizer, texts)

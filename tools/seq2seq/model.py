@@ -100,7 +100,7 @@ def encode(model: T5ForConditionalGeneration, sources: Tensor) -> Tensor:
 def logits_of(
     model: T5ForConditionalGeneration, sources: Tensor, hidden: Tensor, answers: Tensor
 ) -> Tensor:
-    """Return the logits of every token of the answers that is no padding.
+    """Return the logits of every token of the answers that is not a padding.
 
     Shapes: sources int64 [batch, E]; hidden [batch, E, width]; answers int64 [batch, A];
     logits f32 [tokens, vocabulary].

@@ -21,7 +21,7 @@ POOL = 16  # batches that are drawn together and sorted by length, so that littl
 
 
 class TokenPairs:
-    """Sources and answers as tokens, END behind each.
+    """Sources and answers as tokens, END after each.
 
     Shapes: uint16 [tokens] each, with int64 [pairs + 1] where each pair begins.
     """

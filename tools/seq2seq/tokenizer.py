@@ -15,7 +15,7 @@ SPECIAL = (PAD, END)  # tokens 0 and 1
 
 
 def new_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Return a tokenizer of those texts, which puts END behind each."""
+    """Return a tokenizer of those texts, which puts END after each."""
     tokenizer = tokenizer_of(texts, vocabulary, SPECIAL)
     end = (END, SPECIAL.index(END))
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {END}", None, [end])

@@ -104,13 +104,13 @@ def run_shapes(engine: Engine) -> list[Pass]:
 
 
 def check_finite(passes: Sequence[Pass]) -> None:
-    """Refuse scores that are no numbers, all alike, or not those of the argmax.
+    """Refuse scores that are not numbers, all alike, or not those of the argmax.
 
     Raises: CheckError.
     """
     for number, one in enumerate(passes):
         if not np.isfinite(one.logits).all():
-            raise CheckError(f"pass {number} gave scores that are no numbers")
+            raise CheckError(f"pass {number} gave scores that are not numbers")
         if float(np.ptp(one.logits)) <= 1e-3:
             raise CheckError(f"pass {number} gave scores that are all alike")
         if not np.array_equal(one.argmax, one.logits.argmax(-1)):
@@ -480,7 +480,7 @@ def verify(bench: Workbench, backend: str, evidence: Evidence, pair: str) -> Non
     if not evidence.facts["drafted"]:
         raise CheckError("nothing was drafted, so nothing was verified")
     if cpu.facts["unexplained"]:
-        raise CheckError("text differs from fp32 on the CPU at margins that are no ties")
+        raise CheckError("text differs from fp32 on the CPU at margins that are not ties")
 
 
 def compare_with_cpu(

@@ -1,4 +1,4 @@
-"""How fast: memory, passes at every width, and tokens a second beside plain decoding."""
+"""How fast: memory, passes at every width, and tokens a second next to plain decoding."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def complete(
 ) -> None:  # fmt: skip
     """Measure completions, and compare their text with plain decoding.
 
-    Raises: CheckError where a text parts from it at a margin that is no tie.
+    Raises: CheckError where a text parts from it at a margin that is not a tie.
     """
     params = SamplingParams.of(ignore_eos=True, max_tokens=tokens, temperature=0.0)
     ids = [generator.tokenizer.encode(text) for text in texts]

@@ -22,7 +22,7 @@ class Contender:
         peer, _, rest = text.partition(":")
         mode, _, gamma = (rest or PLAIN).partition(":")
         if not peer or (mode == PLAIN) == bool(gamma):
-            raise ValueError(f"{text!r} is no contender; write peer:plain or peer:mode:gamma")
+            raise ValueError(f"{text!r} is not a contender; write peer:plain or peer:mode:gamma")
         return cls(peer, mode, parse_gamma(gamma) if gamma else 0)
 
     def __str__(self) -> str:

@@ -166,7 +166,7 @@ class MeasuredCosts:
     def of_draft(self, read: int, measured: int | None) -> Costs:
         """Return the costs with those of another draft, which reads so many weights for a token.
 
-        Beside the draft that was measured, which reads `measured`, each weight more or fewer costs
+        Next to the draft that was measured, which reads `measured`, each weight more or fewer costs
         what one of the target does; a draft of fewer costs no less than its share. Where no draft
         was measured, None, all of a step is its weights.
         """

@@ -24,7 +24,7 @@ class TraceWindow:
     """A text, or a part of it, and the distributions at some of its places.
 
     Shapes: tokens [S]; ids [A, K] int32, logprobs [A, K] f16, rest [A]. The first distribution is
-        that of the token at `first`, the next that of the one behind it.
+        that of the token at `first`, the next that of the one after it.
     """
 
     tokens: NDArray[np.int64]
@@ -116,7 +116,7 @@ class TraceBatch:
         return cls(tokens, target, known.nonzero(), tokens[known], own)
 
     def behind(self, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the places so many tokens behind others, and which of them are in the same row."""
+        """Return the places so many tokens after others, and which of them are in the same row."""
         behind = places + count
         there = behind < len(self.where)
         behind = behind.clamp_max(len(self.where) - 1)

@@ -153,7 +153,7 @@ def _lower_layers(model: Any, count: int) -> Any:
 
 
 class _UnrolledKeys:
-    """Keys and values of a text and, behind them, of each position of the drafts that begin in it.
+    """Keys and values of a text and, after them, of each position of the drafts that begin in it.
 
     Has the one verb of transformers' caches that its layers call.
     """

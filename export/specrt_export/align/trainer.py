@@ -130,7 +130,7 @@ class Trainer:
         """Train until the time or the steps are spent; the draft is then the best on the way.
 
         The best is that of the most tokens a round on held-out texts, which the draft as it came
-        is among. Raises: BuildError for a loss that is no number.
+        is among. Raises: BuildError for a loss that is not a number.
         """
         state, options = self.state, self._options
         if not state.looks:

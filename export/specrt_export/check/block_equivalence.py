@@ -33,9 +33,9 @@ PREVIOUS_TOKENS = 3
 
 
 def run_block(model: BlockDraftHead, token: int, context: Floats) -> dict[str, NDArray[Any]]:
-    """Run a block head of torch behind a whole context, without a cache, and draft greedily.
+    """Run a block head of torch after a whole context, without a cache, and draft greedily.
 
-    Shapes: context [C, H] -> logits [drafts, entries], each behind the likeliest token before it,
+    Shapes: context [C, H] -> logits [drafts, entries], each after the likeliest token before it,
         and the confidence [drafts] if it has any.
     """
     states, markov = block_states(model, token, context), model.markov_head

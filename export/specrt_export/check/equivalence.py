@@ -63,7 +63,7 @@ def check_engine(
     them also runs passes of some rows, each as wide as it is. Rows of an encoder-decoder are texts
     of sources of different lengths, and read others before the passes of some of them.
     Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
-    are not those of the logits beside them.
+    are not those of the logits next to them.
     """
     comparison = _Comparison(reference, engine, compute, name)
     near = passes(engine.geometry, engine.max_length, widths)
@@ -422,7 +422,7 @@ def check_parity(
     Cases: prefill; a verify at an offset; two rows of different lengths, one rolled back over
     stale keys; beyond each sliding window of at most `reach` tokens. Rows of an encoder-decoder
     are texts of sources of different lengths; one more case is far into long ones.
-    Raises: ExportError if an error, or an argmax that is no near-tie, exceeds the tolerance.
+    Raises: ExportError if an error, or an argmax that is not a near-tie, exceeds the tolerance.
     """
     run = GraphRun(graph, folder or checkpoint.folder)
     reference = Reference(checkpoint) if reference is None else reference

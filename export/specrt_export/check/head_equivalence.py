@@ -104,7 +104,7 @@ def check_head_engine(
     Every width twice, the second time over stale keys, each followed by recursive passes. A lowered
     graph goes on at the end of the context, over copies of the keys written so far.
     Raises: BuildError above the tolerance of `compute`, or where argmax, confidence or candidates
-    are not those of the logits beside them.
+    are not those of the logits next to them.
     """
     batch, length, _ = engine.features.shape
     room = length - 2
@@ -127,7 +127,7 @@ def check_head_engine(
 def _compare(
     reference: GraphRun, engine: HeadEngine, near: list[tuple[int, int]], compute: str
 ) -> float:
-    """Run passes (start, width) with both, and a recursive one behind each.
+    """Run passes (start, width) with both, and a recursive one after each.
 
     Both go on from the engine's state, so that each pass is judged by what it adds.
     """

@@ -1,4 +1,4 @@
-"""A portable graph beside the model that transformers makes of the same checkpoint."""
+"""A portable graph next to the model that transformers makes of the same checkpoint."""
 
 from __future__ import annotations
 

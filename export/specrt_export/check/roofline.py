@@ -491,7 +491,7 @@ class _Attention:
         self._session = _session(written, inputs, outputs, inline, threads)
 
     def __call__(self, width: int, length: int) -> Callable[[], object]:
-        """Return a pass of so many tokens behind so many positions."""
+        """Return a pass of so many tokens after so many positions."""
         places: dict[str, Array] = {
             "slots": np.zeros(width, np.int64),
             "positions": np.arange(length, length + width),

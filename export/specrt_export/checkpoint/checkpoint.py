@@ -59,7 +59,7 @@ NEVER_READ = re.compile(
     r"|EncDecAttention\.relative_attention_bias\.weight|[dt]2[td])$|(^|\.)mtp(_\w+)?\.|^v_head\."
 )
 """Tensors that no model reads: what it computes itself, tables of a trimmed vocabulary, layers that
-predict several tokens, and the head that reinforcement learning trains beside a model's own."""
+predict several tokens, and the head that reinforcement learning trains next to a model's own."""
 
 
 class QuantizedSource(Protocol):
@@ -119,7 +119,7 @@ class Checkpoint:
 
     @property
     def named_templates(self) -> list[Path]:
-        """Chat templates beside the one of a model, for purposes such as `tool_use`."""
+        """Chat templates next to the one of a model, for purposes such as `tool_use`."""
         return sorted((self.folder / NAMED_TEMPLATES).glob("*.jinja"))
 
     @property
@@ -363,7 +363,7 @@ def _with_pickle(folder: Path, name_or_path: str | Path, revision: str | None) -
 def _converted(pickle: Path) -> Path:
     """Return the tensors of a pickle as safetensors, converted once and kept in a cache.
 
-    Nothing that a pickle says is run: what is no tensor is refused.
+    Nothing that a pickle says is run: what is not a tensor is refused.
     Raises: CheckpointError.
     """
     facts = pickle.resolve().stat()
@@ -384,7 +384,7 @@ def _converted(pickle: Path) -> Path:
     except Exception as error:  # the library raises whatever a damaged file makes it raise
         raise CheckpointError(
             f"{pickle} cannot be converted ({first_line(error)}); save its tensors as "
-            f"{SINGLE} beside it"
+            f"{SINGLE} next to it"
         ) from error
     finally:
         aside.unlink(missing_ok=True)

@@ -108,7 +108,7 @@ class CodedWeight(Protocol):
     def codes(self, begin: int, end: int) -> Codes:
         """Return rows `begin` to `end`.
 
-        Raises: CheckpointError for scales that are no finite numbers.
+        Raises: CheckpointError for scales that are not finite numbers.
         """
 
     def floats(self, begin: int, end: int) -> Floats:

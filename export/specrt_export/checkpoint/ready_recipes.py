@@ -24,7 +24,7 @@ def checkpoints_of(recipe: Path) -> list[str]:
 
 
 def hub_names_of(recipe: Path) -> list[str]:
-    """Return those that are no folders beside the recipe."""
+    """Return those that are not folders next to the recipe."""
     return [name for name in checkpoints_of(recipe) if not (recipe.parent / name).exists()]
 
 

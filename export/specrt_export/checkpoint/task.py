@@ -87,7 +87,7 @@ _DECODER = {
     "num_layers": ("decoder_layers", "num_decoder_layers"),
     "num_attention_heads": ("decoder_attention_heads",),
 }
-"""Sizes of a decoder beside an encoder, whose own the common names are; either may be there."""
+"""Sizes of a decoder next to an encoder, whose own the common names are; either may be there."""
 
 
 def normalized(config: Any) -> Any:

@@ -38,7 +38,7 @@ class GraphSource:
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A graph in the operators of a backend, its weights beside it: what an engine is made of."""
+    """A graph in the operators of a backend, its weights next to it: what an engine is made of."""
 
     role: str
     folder: Path

@@ -158,7 +158,7 @@ class Contract:
     feature: int
     """Width of what a target leaves for its head; 0 without one."""
     hidden: int
-    """Width of what a head reads beside each token, and leaves; 0 for what is none."""
+    """Width of what a head reads next to each token, and leaves; 0 for what is none."""
     part: str = ""
     """`encoder` or `cross` of what conditions a decoder."""
 
@@ -318,7 +318,7 @@ def _check_caches(network: Any, caches: list[str]) -> None:
         cache, output = layer.get_input(_CACHE), layer.get_output(0)
         if not cache.is_network_input:
             raise BuildError(
-                f"the KV update {layer.name!r} reads {cache.name!r}, which is no input of the "
+                f"the KV update {layer.name!r} reads {cache.name!r}, which is not an input of the "
                 "graph; TensorRT updates only inputs in place"
             )
         if output.name != f"present_{cache.name}":

@@ -167,7 +167,7 @@ def compile_ort_cpu(
     Of an encoder-decoder `encoder` and `cross` are written, too, in the former alone; `max_source`
     are the positions of its longest source, see `EngineOptions.source_positions`.
     Weights are read, changed and written a slice at a time, never all at once.
-    Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
+    Raises: BuildError, CheckpointError, ExportError for what is not a portable graph.
     """
     portable = read_graph(graph)
     geometry = geometry_of(portable)

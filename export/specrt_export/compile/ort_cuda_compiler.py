@@ -102,7 +102,7 @@ def compile_ort_cuda(
 
     Passes of up to `captured` tokens are run as CUDA graphs. Weights are read, narrowed and
     written a slice at a time.
-    Raises: BuildError, CheckpointError, ExportError for what is no portable graph.
+    Raises: BuildError, CheckpointError, ExportError for what is not a portable graph.
     """
     portable = read_graph(graph)
     geometry = geometry_of(portable)

@@ -3,7 +3,7 @@
 How much memory a build takes, told before it begins.
 
 Measured with tensorrt-rtx 1.7.1 on random decoders, prefill to 128, plans written through a stream;
-MiB. `stored` is what lies beside the graph, `plan` the weights of the plan, `peak` what the process
+MiB. `stored` is what lies by the graph, `plan` the weights of the plan, `peak` what the process
 grew by (VmHWM less what it was), of which the mapped weights can be dropped by the system.
 
 | graph | profiles | stored | plan | peak | of it mapped |
@@ -86,7 +86,7 @@ SUFFIX = ".timing"
 
 
 class TimingCache:
-    """A file of timings beside a plan, where the library times kernels at all."""
+    """A file of timings next to a plan, where the library times kernels at all."""
 
     def __init__(self, library: Any, path: Path) -> None:
         self.path = path
@@ -245,10 +245,10 @@ def build_plan(
     source: SourceShape | None = None,
     compute: str = "",
 ) -> PlanReport:
-    """Build the plan of a lowered graph whose weights lie beside it.
+    """Build the plan of a lowered graph whose weights lie next to it.
 
     `form` is that of the graph, as in `EngineRecord`. `room` is this machine's memory unless given.
-    The timing cache lies beside the plan unless told otherwise. `source` are the sizes of what an
+    The timing cache lies next to the plan unless told otherwise. `source` are the sizes of what an
     encoder-decoder attends to; `compute` is what an encoder computes in, which does not tell.
     Raises: BuildError, `CancelledError` among them; KeyboardInterrupt after Ctrl-C, at the end of a
     step. `out` is then as it was.
@@ -416,7 +416,7 @@ class Weights:
 
     @property
     def stored(self) -> int:
-        """Bytes beside the graph."""
+        """Bytes next to the graph."""
         return self.floats + self.codes + self.halves
 
 

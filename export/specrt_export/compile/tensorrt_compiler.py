@@ -233,7 +233,7 @@ class TensorRtCompiler:
                 engine.close()
 
     def _as_head(self, engine: LoweredEngine, lowered: LoweredModel) -> LoweredHead:
-        """Return a head with something to read, as there is no target beside it."""
+        """Return a head with something to read, as there is no target next to it."""
         options = self.model.engine
         target = MadeUpTarget((options.batch, options.max_length, lowered.features))
         return LoweredHead(engine, target.features)
@@ -241,7 +241,7 @@ class TensorRtCompiler:
     def compile(
         self, lowered: LoweredModel, out: Path, previous: Path, progress: Progress
     ) -> CompiledModel:
-        """Build the plan, write its record beside it, and keep its timing cache.
+        """Build the plan, write its record next to it, and keep its timing cache.
 
         Of an encoder-decoder the plans of its encoder and cross projections, too.
         """
@@ -503,7 +503,7 @@ class LoweredEncoderDecoder(LoweredEngine):
                 feed = {FEATURES: hidden[None]}
             hidden = self._run(record.encoder, feed)["hidden"][0]
         length = len(hidden)
-        # What lies behind a source may be anything.
+        # What lies after a source may be anything.
         whole = np.full((1, record.max_source, record.width), np.nan, np.float32)
         whole[0, :length] = hidden
         pairs = self._run(record.cross, {"hidden": whole, LENGTH: np.array([length])})
@@ -549,7 +549,7 @@ class LoweredEncoderDecoder(LoweredEngine):
 
 
 class LoweredRows:
-    """A lowered head whose rows are fed together, each what it reads beside its tokens."""
+    """A lowered head whose rows are fed together, each what it reads next to its tokens."""
 
     def __init__(self, engine: LoweredEngine) -> None:
         self.geometry = engine.geometry
@@ -590,7 +590,7 @@ def _session(path: Path) -> ort.InferenceSession:
     """Open a lowered graph as it is."""
     options = silent_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    # Only checks run here, beside other work: waiting threads must not take its cores.
+    # Only checks run here, next to other work: waiting threads must not take its cores.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with _blamed(path):
         return ort.InferenceSession(str(path), options, ["CPUExecutionProvider"])

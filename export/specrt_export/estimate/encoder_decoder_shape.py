@@ -23,7 +23,7 @@ ENCODER, CROSS = "encoder", "cross"
 
 @dataclass(frozen=True)
 class EncoderDecoderFamily:
-    """What encoder-decoders of one model type have beside projections, norms and tables."""
+    """What encoder-decoders of one model type have next to projections, norms and tables."""
 
     biases: bool = True
     """Whether projections and norms have biases."""

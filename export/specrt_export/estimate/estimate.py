@@ -48,7 +48,7 @@ from specrt_export.recipe.recipe import Recipe, read_recipe, settle
 from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource
 
 SHAPES = "shape.json"
-"""Beside a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
+"""Next to a recipe: the sizes of its models, where no config.json of theirs is on the machine."""
 
 PAGE = 4096
 """Each weight of an engine begins on a page of its own."""
@@ -57,7 +57,7 @@ TILE = 16
 """Outputs of a weight that the CPU kernels store together; see `lower/tiles.py`."""
 
 INLINE = 1024
-"""Bytes up to which a weight lies in the graph instead of beside it."""
+"""Bytes up to which a weight lies in the graph instead of next to it."""
 
 PROCESS_BYTES = 90 << 20
 """Python, ONNX Runtime, the tokenizer and the sessions of a pair without weights: codelet's process
@@ -462,7 +462,7 @@ def _working(
 ) -> int:
     """Return the most that a prefill pass and the logits of a verify pass keep at once.
 
-    Scores of one layer are [heads, prefill, max_length]; beside them lie the mask, the products of
+    Scores of one layer are [heads, prefill, max_length]; next to them lie the mask, the products of
     a layer and two residual streams. Of an encoder-decoder those of an encoder's pass are more,
     where a source is long, and the hidden states of each row are kept.
     """
@@ -537,7 +537,7 @@ def can_build(recipe: Recipe) -> bool:
 
 
 def weights_are_here(model: ModelOptions) -> bool:
-    """Tell whether the weights of a model lie beside the recipe or in the hub's cache."""
+    """Tell whether the weights of a model lie next to the recipe or in the hub's cache."""
     if model.local.is_dir():
         return _is_whole(model.local)
     if model.local.suffix == SUFFIX:

@@ -18,7 +18,7 @@ DECODER = "engine"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the decoders of one model type have beside Llama's projections."""
+    """What the decoders of one model type have next to Llama's projections."""
 
     norms: int = 2
     """Norms of a layer, over the hidden size."""
@@ -172,7 +172,7 @@ class ModelShape:
         g, hidden = self.geometry, self.hidden
         queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
         for layer in range(g.layers):
-            # The feature beside each token, where a head reads pairs.
+            # The feature next to each token, where a head reads pairs.
             beside = hidden if HEADS.get(self.head) == CHAIN_HEAD and not layer else 0
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
             yield Matrix("layers", hidden, queries)

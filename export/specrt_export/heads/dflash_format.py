@@ -63,14 +63,14 @@ class BlockConfig(HeadSizes):
     """The sizes of a block head, and how it is wired."""
 
     block_size: int
-    """Positions of a block: the last committed token, and mask tokens behind it."""
+    """Positions of a block: the last committed token, and mask tokens after it."""
     mask_token_id: int
     predicts_next: bool
-    """Whether a position of a block scores the token behind it (DSpark), or its own (DFlash)."""
+    """Whether a position of a block scores the token after it (DSpark), or its own (DFlash)."""
     windows: tuple[int, ...]
     """Per layer, how many latest positions it sees; 0 for all."""
     causal: tuple[bool, ...]
-    """Per layer, whether a position sees nothing behind it in the block."""
+    """Per layer, whether a position sees nothing after it in the block."""
     has_confidence: bool = False
     markov_rank: int = 0
     """Of the scores that a token adds to those of the next one; 0 where it adds none."""
@@ -78,7 +78,7 @@ class BlockConfig(HeadSizes):
 
     @property
     def least_length(self) -> int:
-        """See `HeadSizes`: a block behind one token."""
+        """See `HeadSizes`: a block after one token."""
         return self.block_size + 1
 
     @property
@@ -115,7 +115,7 @@ def read_block_head(
 
 
 def _options(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the options of a head, those of `dflash_config` beside the others."""
+    """Return the options of a head, those of `dflash_config` next to the others."""
     nested = checkpoint.config.get("dflash_config") or {}
     if not isinstance(nested, dict):
         raise CheckpointError(

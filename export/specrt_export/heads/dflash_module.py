@@ -100,7 +100,7 @@ class BlockLayer(torch.nn.Module):
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, state: Tensor, *attention: Any) -> Tensor:
-        """Return the states of the block behind the layer."""
+        """Return the states of the block after the layer."""
         state = state + self.self_attn(self.input_layernorm(state), *attention)
         made: Tensor = state + self.mlp(self.post_attention_layernorm(state))
         return made
@@ -148,7 +148,7 @@ class ConfidenceHead(torch.nn.Module):
 class BlockDraftHead(torch.nn.Module):
     """The head: embeddings, decoder layers, the last projection, and what DSpark adds to it.
 
-    It reads the last committed token and mask tokens behind it, as one block, and what the target
+    It reads the last committed token and mask tokens after it, as one block, and what the target
     left at all positions before.
     """
 

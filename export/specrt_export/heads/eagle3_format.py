@@ -128,7 +128,7 @@ def _inputs(
 
 
 def shapes_of(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what both formats hold beside the usual weights of a layer."""
+    """Return the shapes of what both formats hold next to the usual weights of a layer."""
     width, read = config.width, len(config.inputs) * config.target_width
     shapes = {
         "embed_tokens.weight": (config.vocabulary, width),

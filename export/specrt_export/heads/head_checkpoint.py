@@ -88,7 +88,7 @@ def check_target(target: Checkpoint) -> None:
 
 
 def behind(outputs: Any) -> Any:
-    """Return the layers that read the outputs of others; what is no list of numbers stays."""
+    """Return the layers that read the outputs of others; what is not a list of numbers stays."""
     if not isinstance(outputs, list):
         return outputs
     return [i + 1 if type(i) is int else i for i in outputs]
@@ -97,7 +97,7 @@ def behind(outputs: Any) -> Any:
 def check_inputs(checkpoint: Checkpoint, ids: Any, there: int) -> tuple[int, ...]:
     """Return the layers whose inputs a head reads, of a target of `there` layers.
 
-    Raises: CheckpointError for what is no list, none, and for layers that are not there.
+    Raises: CheckpointError for what is not a list, none, and for layers that are not there.
     """
     ids = list(ids) if isinstance(ids, tuple) else ids
     known = isinstance(ids, list) and all(type(i) is int and 0 <= i < there for i in ids)

@@ -75,5 +75,5 @@ def read_head(
     Raises: CheckpointError for what is missing, unknown, or does not fit the target.
     """
     form = head_format(checkpoint)
-    assert form is not None, "a model is no head"
+    assert form is not None, "a model is not a head"
     return HEAD_FORMATS[form].read(checkpoint, target, layers)

@@ -196,7 +196,7 @@ class Facts:
             return None
 
     def stored(self, name: str) -> NDArray[Any] | None:
-        """Return the values of a constant, also one whose bytes lie beside the graph, else None."""
+        """Return the values of a constant, bytes next to the graph included, else None."""
         tensor, known = self.tensors.get(name), self.constant(name)
         if tensor is None or known is not None or self.folder is None:
             return known
@@ -381,7 +381,7 @@ def _axes(facts: Facts, node: onnx.NodeProto) -> str | None:
     constant = end in facts.tensors or facts.maker(end) is not None
     if not name or constant or end not in facts.inputs:
         return None
-    return f"its axes {name} are no constant"
+    return f"its axes {name} are not constant"
 
 
 def _candidates(facts: Facts, node: onnx.NodeProto) -> str | None:

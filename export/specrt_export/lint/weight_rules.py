@@ -71,7 +71,7 @@ def _missing(facts: Facts) -> Iterator[Fault]:
             absent[place].append(tensor.name)
     for place, names in absent.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{names[0]}{more}", f"{place!r} is not beside the graph"
+        yield f"{names[0]}{more}", f"{place!r} is not next to the graph"
 
 
 def _size(path: Path) -> int | None:
@@ -83,7 +83,7 @@ def _size(path: Path) -> int | None:
 
 
 def _span(tensor: onnx.TensorProto) -> tuple[int, int | None] | None:
-    """Return where a weight begins and how long it says it is; None when that is no number."""
+    """Return where a weight begins and how long it says it is; None when that is not a number."""
     try:
         info = external_data_helper.ExternalDataInfo(tensor)
         return int(info.offset or 0), int(info.length) if info.length is not None else None
@@ -131,7 +131,7 @@ LAYOUT_RULES = (
         "weight-outside",
         "refused",
         _outside,
-        "put the file beside the graph, under a relative path, or hand the parser the bytes",
+        "put the file next to the graph, under a relative path, or hand the parser the bytes",
     ),
     Rule("weight-missing", "refused", _missing, "put the file there, or hand the parser the bytes"),
     Rule("weight-size", "refused", _short, "write the file again"),

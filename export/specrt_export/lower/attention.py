@@ -100,7 +100,7 @@ _WINDOW, _KEYS, _SIZE = 2, 6, 8
 def surplus() -> int:
     """Return how many keys more than `local_window_size` the installed kernel sees.
 
-    None in current versions; one in 1.23, where the window was counted beside the query itself.
+    None in current versions; one in 1.23, where the window was counted next to the query itself.
     Equal queries weigh all the keys they see alike, and each value is a row of its own, so what
     comes out tells which they were.
     """
@@ -180,7 +180,7 @@ class FusedKernel(Protocol):
         """Return the attributes for a layer besides scale and softcap."""
 
     def lengths(self) -> list[str]:
-        """Return its inputs behind the KV buffers: where the tokens stand."""
+        """Return its inputs after the KV buffers: where the tokens stand."""
 
     def biases(self, layer: Layer) -> str:
         """Return its last input, what a layer adds for distances; empty where nothing.
@@ -515,11 +515,11 @@ def tabulate(view: GraphView, rotary: Rotary, length: int) -> list[NDArray[np.fl
 
 
 _LOOK = 3, 5
-"""Positions of a context, and of a block behind it, to look at a mask with."""
+"""Positions of a context, and of a block after it, to look at a mask with."""
 
 
 def sees_ahead(view: GraphView, layer: Layer) -> bool:
-    """Tell whether the first position of a block sees those behind it.
+    """Tell whether the first position of a block sees those after it.
 
     ```
     start, input_ids [1, S], context [1, C, .] ─ ... ─ mask [1, 1, S, M] ─ Attention

@@ -41,7 +41,7 @@ _ROW_BY_ROW = """
 
 
 def unfold_rows(view: GraphView) -> None:
-    """Move reshapes to [B · S, D] behind the row by row operators that read them.
+    """Move reshapes to [B · S, D] after the row by row operators that read them.
 
     ```
     x ─ Reshape(-1, D) ─ op ─ y          =>      x ─ op ─ Reshape(-1, D) ─ y
@@ -101,7 +101,7 @@ def fix_reshapes(view: GraphView) -> None:
 
 
 def _unfolded(view: GraphView, shapes: Shapes, node: onnx.NodeProto) -> list[str] | None:
-    """Return the inputs [B, S, D] that stand behind the inputs [B · S, D] of a node."""
+    """Return the inputs [B, S, D] that stand after the inputs [B · S, D] of a node."""
     sources, leading = [], set()
     for name in node.input:
         if view.stored(name) or view.constant(name) is not None or _is_matrix(view, name):

@@ -196,7 +196,7 @@ _TOKEN_BY_TOKEN = {
 
 
 def _score_alone(view: GraphView) -> None:
-    """Compute what lies behind the last attention for those tokens alone that are scored.
+    """Compute what lies after the last attention for those tokens alone that are scored.
 
     Attention to a source is one of those: a token asks no other what it comes to.
 

@@ -37,7 +37,7 @@ def fuse_cross_attention(view: GraphView) -> int:
 
       =>  CrossAttention(q, cross_key.i, cross_value.i, slots, source_lengths) ─ y
     ```
-    Raises: BuildError for a mask that does not hide what lies behind a source.
+    Raises: BuildError for a mask that does not hide what lies after a source.
     """
     shapes, masks = Shapes(view), set[str]()
     layers = [node for node in view.nodes("Attention") if _kind(node.input[1]) == CROSS_KEY]

@@ -23,7 +23,7 @@ from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import GraphView, Lowered
 
 LENGTH = "length"
-"""Input [B] of a portable encoder: the positions of each row that are no padding."""
+"""Input [B] of a portable encoder: the positions of each row that are not padding."""
 
 _SAMPLE = 37
 """Positions of a source that a mask is computed for to see whether it adds anything."""

@@ -78,7 +78,7 @@ def halve(view: GraphView, kind: str, exact: Collection[str] = ()) -> None:
 
 
 def _widen_scores(view: GraphView) -> None:
-    """Put a cast to fp32 behind the last projection, a cast from fp32 until all is halved."""
+    """Put a cast to fp32 after the last projection, a cast from fp32 until all is halved."""
     head = _head(view)
     output = view.add(head.op_type, head.input, domain=head.domain, **view.attributes(head))
     view.add("Cast", [output], outputs=[head.output[0]], to=_FLOAT)
@@ -86,7 +86,7 @@ def _widen_scores(view: GraphView) -> None:
 
 
 def _widen_states(view: GraphView, exact: Collection[str]) -> None:
-    """Put a cast to fp32 behind what is computed for each position, where it is an output."""
+    """Put a cast to fp32 after what is computed for each position, where it is an output."""
     for name in sorted(view.outputs & set(STATES) - set(exact)):
         view.add("Cast", [view.rename(name)], outputs=[name], to=_FLOAT)
     view.tidy()
@@ -157,7 +157,7 @@ class _Halving:
     def _narrowed(self, name: str) -> str:
         array = self.view.constant(name)
         stored = self.view.stored(name) if array is None else _in_graph(name, array)
-        assert stored is not None, "an initializer lies in the graph or beside it"
+        assert stored is not None, "an initializer lies in the graph or next to it"
         return self.view.add_stored(narrowed(stored, self.to))
 
 

@@ -110,7 +110,7 @@ def add_argmax(view: GraphView, scored: int) -> None:
             └─ ReduceSum ─── IsNaN ─ Or ────────────────────────────────────┘
     ```
     Of a draft that has `scored` entries of the vocabulary, Where(scored) ─ Gather(ids) ─ argmax:
-    behind the ids there is one for no number, and no place is below 0.
+    after the ids there is one for no number, and no place is below 0.
     TopK or ArgMax take three kernels where this takes one, and which of equal scores they give is
     theirs to choose.
     """

@@ -38,7 +38,7 @@ def pad_to_even(view: GraphView) -> None:
     feature [1, S + S % 2, H] ─ Slice ─ feature [1, S, H]
     ```
     Products and GroupQueryAttention compute rows in pairs, and round a lone row otherwise. So a row
-    has the same bits at every width. The key of a pad lies behind the last token's, and is
+    has the same bits at every width. The key of a pad lies after the last token's, and is
     overwritten before it is read.
     """
     _pad(view, "input_ids", axis=1)
@@ -128,7 +128,7 @@ def attend(view: GraphView, target: OrtTarget, kernel: FusedKernel, counts: Coun
 def fuse_the_rest(view: GraphView, counts: Counts, *, biases: bool = True) -> None:
     """Replace what is left of groups of operators by the one that does it all.
 
-    `biases`: of projections, go into the norms behind them; see `fuse_skip_norm`.
+    `biases`: of projections, go into the norms after them; see `fuse_skip_norm`.
     """
     join_siblings(view)
     counts["skip_norm"] = fuse_skip_norm(view, biases)

@@ -84,7 +84,7 @@ class Shapes:
         return self._known[name]
 
     def items(self, name: str) -> Dims | None:
-        """Return what a vector of sizes holds, such as `("B", "S", 64)`; None if it is no such.
+        """Return what a vector of sizes holds, such as `("B", "S", 64)`; None if it is not a such.
 
         input_ids ─ Shape[1:2] ─ Squeeze ─ Reshape(-1) ─┐
                                                    64 ─ Concat ─ value

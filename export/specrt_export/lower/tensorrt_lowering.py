@@ -236,7 +236,7 @@ def _rotate_one(view: GraphView, name: str, rotations: Rotations, geometry: Geom
 
 
 def _guard_tokens(view: GraphView) -> None:
-    """Look up token 0 for what is no token: a draft without a number to choose by says -1.
+    """Look up token 0 for what is not a token: a draft without a number to choose by says -1.
 
     ```
     input_ids ─ Max 0 ─ whoever looks tokens up
@@ -459,7 +459,7 @@ _ROW_BY_ROW = (
 
 
 class PadRows:
-    """Repeats the first row of a value behind its last, for products that need two rows.
+    """Repeats the first row of a value after its last, for products that need two rows.
 
     ```
     x [B, S, K] ─┬────────── Concat ─ padded x [B, S + 1, K]

@@ -88,7 +88,7 @@ def tiled_codes(matrix: WeightMatrix) -> tuple[LazyTensor, str]:
 
 
 def _alternating_ends(blocks: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
-    """Put ends [strips, (blocks + 1) / 2, bytes] behind every other one of blocks."""
+    """Put ends [strips, (blocks + 1) / 2, bytes] after every other one of blocks."""
     size = blocks.shape[-1]
     whole = np.empty((len(blocks), ends.shape[1], 2 * size + ends.shape[-1]), np.uint8)
     whole[..., :size] = blocks[:, ::2]

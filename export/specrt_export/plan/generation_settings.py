@@ -17,7 +17,7 @@ from specrt_export.checkpoint.task import SPEECH, TEXT_GENERATION
 def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the tokens that end a text: none, one or several.
 
-    Raises: CheckpointError for what are no token ids of the model.
+    Raises: CheckpointError for what are not token ids of the model.
     """
     path, value = _setting(checkpoint, "eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -29,7 +29,7 @@ def end_tokens(checkpoint: Checkpoint) -> tuple[int, ...]:
 def begin_token(checkpoint: Checkpoint) -> int | None:
     """Return the token that an empty prompt begins with, if there is one.
 
-    Raises: CheckpointError for what is no token id of the model.
+    Raises: CheckpointError for what is not a token id of the model.
     """
     path, value = _setting(checkpoint, "bos_token_id")
     if value is None:
@@ -42,7 +42,7 @@ def decoder_start(checkpoint: Checkpoint, task: str) -> tuple[int, ...]:
 
     Of Whisper they also name the language (English, where no setting says which), the task
     (to transcribe) and that there are no timestamps.
-    Raises: CheckpointError for what are no token ids of the model, or where none is named.
+    Raises: CheckpointError for what are not token ids of the model, or where none is named.
     """
     if task == TEXT_GENERATION:
         return ()

@@ -124,7 +124,7 @@ def find_head(
     if kind is None:
         if layers:
             raise BuildError(
-                f"{recipe}: draft.layers is {list(layers)}, and {checkpoint.origin} is no head, "
+                f"{recipe}: draft.layers is {list(layers)}, and {checkpoint.origin} is not a head, "
                 "but a model; remove it"
             )
         return None

@@ -31,7 +31,7 @@ def read_speech_pairs(
 
     A line is `{"audio": "FILE.wav", "completion": TEXT}`, whose features `log_mel` makes, or
     `{"features": "FILE.npy", "completion": TEXT}` with those that the checkpoint's feature
-    extractor made, of a `shape` [C, F]. Files lie beside the one that names them; those that are
+    extractor made, of a `shape` [C, F]. Files lie next to the one that names them; those that are
     scored are read. Texts begin with `start`, and are cut at `context` tokens.
     Raises: BuildError for a file that is missing, malformed or too short; `fits` is for one that
     codes are to be found on, too.

@@ -56,7 +56,7 @@ class ExportedGraph:
 
 
 def is_attached(graph: Path) -> bool:
-    """Tell whether a graph says where its weights are; what is no graph does not say otherwise."""
+    """Tell whether a graph says where its weights are; true of what is not a graph."""
     try:
         model = onnx.load(graph, load_external_data=False)
     except MemoryError:
@@ -69,7 +69,7 @@ def is_attached(graph: Path) -> bool:
 def attach_graph(graph: Path, checkpoint: Checkpoint, out: Path | None = None) -> ExportedGraph:
     """Complete a graph exported from a config alone, in place or at `out`.
 
-    Of an encoder-decoder it is the decoder's, and those beside it are completed with it.
+    Of an encoder-decoder it is the decoder's, and those next to it are completed with it.
 
     Raises: ExportError for no graph, or one that has its weights already; CheckpointError if they
         do not fit.
@@ -103,7 +103,7 @@ def _check_conditioned(
     if "cross" not in beside:
         raise ExportError(
             f"{graph} is the decoder of an encoder-decoder, and there is no "
-            f"{part_path(graph, 'cross').name} beside it; export both again with --config-only"
+            f"{part_path(graph, 'cross').name} next to it; export both again with --config-only"
         )
     kind, held = facts.get(MODEL_TYPE), checkpoint.config.get("model_type")
     if kind != held:
@@ -225,7 +225,7 @@ def _bypass(graph: onnx.GraphProto, zeros: TensorProto) -> None:
 def check_weights(graph: Path, checkpoint: Checkpoint) -> Geometry:
     """Hold a graph to the weights of its checkpoint, and these to what it reads; return its sizes.
 
-    Of an encoder-decoder it is the decoder's, and those beside it count with it.
+    Of an encoder-decoder it is the decoder's, and those next to it count with it.
     Raises: CheckpointError for a weight elsewhere than the graph says, and for one that is not
     read.
     """

@@ -200,7 +200,7 @@ def _tables(part: Any) -> list[Any]:
 
 
 def _from_padding(module: Any) -> bool:
-    """Tell whether a module has a sinusoidal table, read from behind the padding token's row on."""
+    """Tell whether a module has a sinusoidal table, read from after the padding token's row on."""
     table = getattr(module, "weights", None)
     return isinstance(table, Tensor) and isinstance(module.padding_idx, int)
 

@@ -295,7 +295,7 @@ def export_graph(
     """Write the portable graph of a checkpoint to `out`, replacing what is there.
 
     Of an encoder-decoder that is its decoder's; those of its encoder and its cross keys and values
-    are written beside it.
+    are written next to it.
     A checkpoint opened with `config_only` gives a graph for `attach_graph` to complete. With a
     `head` the graph has the feature that it reads; its weights are among the checkpoint's then.
     Raises: ExportError if the model cannot be exported, CheckpointError if its weights do not fit.

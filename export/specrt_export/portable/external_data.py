@@ -129,12 +129,12 @@ class StoredTensor:
     def read(self, begin: int, end: int) -> Floats:
         """Return rows `begin` to `end` as fp32 [end - begin, row_items].
 
-        Raises: CheckpointError for a file that ends early, and for what are no finite numbers.
+        Raises: CheckpointError for a file that ends early, and for what are not finite numbers.
         """
         values = widen(self._stored.read(begin, end), self._type)
         if not np.isfinite(values).all():
             raise CheckpointError(
-                f"{self._stored.file}: {self.name} holds values that are no finite numbers, in "
+                f"{self._stored.file}: {self.name} holds values that are not finite numbers, in "
                 f"rows {begin} to {end - 1}; fetch the checkpoint again, or use one that was "
                 "trained to its end"
             )

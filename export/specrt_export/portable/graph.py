@@ -115,7 +115,7 @@ def exact_modules(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def part_path(decoder: Path, part: str) -> Path:
-    """Return where the encoder or the cross of a decoder's graph lies: beside it.
+    """Return where the encoder or the cross of a decoder's graph lies: next to it.
 
     Of `decoder.onnx` they are `encoder.onnx` and `cross.onnx`, of `target.onnx`
     `target.encoder.onnx` and `target.cross.onnx`.
@@ -125,7 +125,7 @@ def part_path(decoder: Path, part: str) -> Path:
 
 
 def parts_beside(decoder: Path) -> dict[str, Path]:
-    """Return the graphs beside a decoder's that make what it attends to of a source, by part."""
+    """Return the graphs next to a decoder's that make what it attends to of a source, by part."""
     places = {part: part_path(decoder, part) for part in PARTS}
     return {part: path for part, path in places.items() if path.is_file()}
 
@@ -202,7 +202,7 @@ def load_graph(path: Path) -> onnx.ModelProto:
 def read_graph(path: Path) -> onnx.ModelProto:
     """Read a portable graph without its weights.
 
-    Raises: ExportError when the file is no portable graph, or has no weights to it yet.
+    Raises: ExportError when the file is not a portable graph, or has no weights to it yet.
     """
     model = load_graph(path)
     if GEOMETRY not in facts_of(model):
@@ -323,7 +323,7 @@ class SourceRun:
 
     @classmethod
     def beside(cls, decoder: Path, folder: Path) -> SourceRun:
-        """Open the graphs that lie beside a decoder's.
+        """Open the graphs that lie next to a decoder's.
 
         Raises: ExportError.
         """
@@ -441,7 +441,7 @@ class GraphRun:
 def scored_entries(model: onnx.ModelProto) -> Tokens | None:
     """Return the id of each entry that a graph scores; None where it scores all.
 
-    The graph looks up what `argmax` is, in ids behind which there is one for no number.
+    The graph looks up what `argmax` is, in ids after which there is one for no number.
     """
     made = next((n for n in model.graph.node if "argmax" in n.output), None)
     if made is None or made.op_type != "Gather":

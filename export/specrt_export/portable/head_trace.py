@@ -129,7 +129,7 @@ def _geometry(
 
 
 class DraftHead(torch.nn.Module):
-    """The graph contract of a head: the same, with a feature or an earlier state beside tokens."""
+    """The graph contract of a head: the same, with a feature or an earlier state next to tokens."""
 
     def __init__(self, model: Any, hook: Hook, maps: bool) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class DraftHead(torch.nn.Module):
 
 
 class DraftBlock(torch.nn.Module):
-    """The graph contract of a block head: blocks of tokens behind contexts of features."""
+    """The graph contract of a block head: blocks of tokens after contexts of features."""
 
     def __init__(self, model: BlockDraftHead, maps: bool) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class DraftBlock(torch.nn.Module):
         self, input_ids: Tensor, start: Tensor, rows: Tensor, context: Tensor,
         pairs: list[tuple[Tensor, Tensor]],
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Write the context at positions start .. start + C, and run a block behind it.
+        """Write the context at positions start .. start + C, and run a block after it.
 
         Row r scores the token that follows position r of the block. What the block leaves in the
         buffers is junk, which the next pass writes over.

@@ -12,7 +12,7 @@ from specrt_export.portable.graph import part_path, read_graph, source_of
 def shares_encoder(target: tuple[Path, Path], draft: tuple[Path, Path]) -> bool:
     """Tell whether a draft reads the hidden states of its target: they are the same, bit for bit.
 
-    Each is the graph of a decoder, with others beside it, and the folder of its weights.
+    Each is the graph of a decoder, with others next to it, and the folder of its weights.
     Raises: CheckpointError for a draft without an encoder whose states are not its target's size.
     """
     (graph, folder), (other, other_folder) = target, draft

@@ -275,7 +275,7 @@ def project_on(model: Any, count: int) -> None:
 def _entering(model: Any, inputs: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """Gather the hidden states that enter some of the layers.
 
-    Raises: ExportError for a model whose layers are no list of modules.
+    Raises: ExportError for a model whose layers are not list of modules.
     """
     states: dict[int, Tensor] = {}
     if not inputs:

@@ -132,7 +132,7 @@ def calibrate(
 
     A tensor is computed with the codes found before it. In memory are the weights of one segment,
     the second moments of one tensor, and for all tokens what is read later. A build that was
-    stopped goes on behind the last layer that it finished, with the same bytes.
+    stopped goes on after the last layer that it finished, with the same bytes.
     Raises: CheckpointError, BuildError.
     """
     if not runs_here():
@@ -200,7 +200,7 @@ def _factor_of(inputs: Floats, weight: str, multiply: Products) -> Floats:
         moments = second_moments(inputs, multiply)
         if not np.isfinite(np.einsum("ii->i", moments)).all():
             raise BuildError(
-                f"what {weight} is multiplied with is no finite number on the calibration text; "
+                f"what {weight} is multiplied with is not a finite number on the calibration text; "
                 'use quantizer = "search"'
             )
         try:

@@ -16,7 +16,7 @@ from specrt_export.recipe.recipe import Recipe, parse_text, recipe_of
 from specrt_export.recipe.recipe_tables import EngineOptions
 
 UNWRITTEN = Path("command line")
-"""What errors name in place of a recipe's file; the checkpoints lie beside it, as they were named.
+"""What errors name in place of a recipe's file; the checkpoints lie next to it, as they were named.
 """
 
 
@@ -134,7 +134,7 @@ def _beside(name: str, place: Path) -> str:
     path = Path(name).expanduser()
     if place == UNWRITTEN or path.is_absolute() or (not path.exists() and is_hub_name(name)):
         return str(path)
-    # Of resolved folders: `..` behind a link leads elsewhere.
+    # Of resolved folders: `..` after a link leads elsewhere.
     return os.path.relpath(path.parent.resolve() / path.name, place.parent.resolve())
 
 

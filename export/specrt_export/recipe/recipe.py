@@ -162,8 +162,8 @@ def _settle(recipe: Recipe, role: str, stored: QuantizedSource | None) -> Recipe
     source, asked = recipe.sources[role], recipe.engine.precision
     if source.weight_only and (stored is None or isinstance(stored, GgufFile)):
         raise RecipeError(
-            f"{recipe.path}: {role}.weight_only is true, and {source.checkpoint} is no folder of "
-            "quantized weights; remove it"
+            f"{recipe.path}: {role}.weight_only is true, and {source.checkpoint} is not a folder "
+            "of quantized weights; remove it"
         )
     key = f"{recipe.path}: {role if source.precision else 'engine'}.precision"
     asked = source.precision or asked
@@ -260,7 +260,7 @@ def _checkpoints(recipe: Recipe) -> Problems:
         there = any(place.is_dir() or place.suffix == SUFFIX for place in places)
         yield (
             not source.checkpoint or (not is_hub_name(source.checkpoint) and not there),
-            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder or a GGUF file beside "
+            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder or a GGUF file next to "
             "the recipe, or a hub name as 'owner/model'",
         )
 
@@ -475,7 +475,7 @@ def _quality(recipe: Recipe) -> Problems:
     yield (
         bool(quantized) and not q.calibration,
         f"quality.calibration is missing, and the {' and '.join(quantized)} would be quantized; "
-        "name a text beside the recipe to measure on, of the kind the models will meet, as "
+        "name a text next to the recipe to measure on, of the kind the models will meet, as "
         '`[quality]` with `calibration = "calibration.jsonl"`',
     )
     limits = [key for key in ("max_kl", "min_top1") if getattr(q, key) is not None]

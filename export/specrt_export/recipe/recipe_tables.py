@@ -17,11 +17,11 @@ class ModelSource:
     """Where one model of the pair comes from."""
 
     checkpoint: str
-    """A folder or a GGUF file beside the recipe, or a hub name."""
+    """A folder or a GGUF file next to the recipe, or a hub name."""
     revision: str = ""
     """Branch, tag or commit of a hub name."""
     graph: str = ""
-    """A portable graph exported earlier, beside the recipe; exported now when empty."""
+    """A portable graph exported earlier, next to the recipe; exported now when empty."""
     precision: str = ""
     """What weights are stored as; `engine.precision` when empty."""
     embedding: str = ""
@@ -121,7 +121,7 @@ class PlanOptions:
     workspace_mib: int | None = None
     """The most working memory that kernels may ask for."""
     aux_streams: int | None = None
-    """How many streams beside the main one a pass may use; with 0 nothing runs side by side, which
+    """How many streams next to the main one a pass may use; with 0 nothing runs side by side, which
     takes less working memory."""
     hardware_compatible: str = ""
     """`ampere+` or `same-capability`: which other GPUs the plan shall run on. Not of
@@ -177,7 +177,7 @@ class QualityOptions:
     """What quantized models are measured on, and how far from their checkpoints they may be."""
 
     calibration: str = ""
-    """A text, or JSON lines with `prompt`, beside the recipe; the more like real use the better."""
+    """A text, or JSON lines with `prompt`, by the recipe; the more like real use the better."""
     max_kl: float | None = None
     """Most nats of KL divergence, a mean over positions."""
     min_top1: float | None = None

@@ -213,7 +213,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 def plain_margin(
     generator: Generator, prompt: str | Sequence[int], plain: Sequence[int] = ()
 ) -> float:
-    """Return the logits between the best and the second best token behind plain output.
+    """Return the logits between the best and the second best token after plain output.
 
     The last token has a pass of its own, as in plain decoding. Logits are as the bundle's own
     options leave them, where it has any.

@@ -438,7 +438,7 @@ def _cells(task: Task, row: BenchRow) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Summary:
-    """A report, its setting, and the memory behind it."""
+    """A report, its setting, and the memory after it."""
 
     setting: Environment
     report: BenchReport

@@ -231,5 +231,5 @@ def _cells(one: Prediction) -> list[str]:
 
 
 def _filled(row: Sequence[str], columns: int) -> list[str]:
-    """Return a row in which a draft of fewer positions has empty cells behind them."""
+    """Return a row in which a draft of fewer positions has empty cells after them."""
     return [*row[:-3], *[""] * (columns - len(row)), *row[-3:]]

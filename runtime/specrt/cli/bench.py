@@ -62,7 +62,7 @@ DEFAULT_PROMPTS = 24
 """Prompts measured without --limit, over all classes: about a minute for codelet."""
 
 DEFAULT_GAMMAS = (2, 4)
-"""Fixed gammas measured beside plain decoding and auto without --gammas."""
+"""Fixed gammas measured next to plain decoding and auto without --gammas."""
 
 DEFAULT_REPEATS, DEFAULT_LAPS = 3, 15
 
@@ -336,7 +336,7 @@ def command(
     )
     at_once = None if rows is None else parse_rows(rows)
     before, manifest = resident_bytes(), read_manifest(bundle)
-    # Behind its end the text of a source says nothing.
+    # After its end the text of a source says nothing.
     endless = not constrained and manifest.target.encoder is None
     request = replace(request, params=replace(request.params, ignore_eos=endless))
     setting = Environment.of(bundle, manifest, request.params, cores, repeats)

@@ -180,7 +180,7 @@ def named_by_flags(recipe: Path | None, target: str = "--target") -> Iterator[No
 
 
 def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: list[str]) -> None:
-    """Refuse recipes beside checkpoints, neither of them, and one in place of the other.
+    """Refuse recipes next to checkpoints, neither of them, and one in place of the other.
 
     `of_target` are the options given that belong to --target.
     """
@@ -191,9 +191,7 @@ def _check_sources(recipes: tuple[Path, ...], target: str | None, of_target: lis
     if target is None and not recipes:
         raise click.UsageError("name a RECIPE, or a checkpoint with --target")
     if target is not None and recipes:
-        raise click.UsageError(
-            f"{recipes[0]} is a recipe beside --target; give one of them, not both"
-        )
+        raise click.UsageError(f"{recipes[0]} is a recipe, and --target is given; give one of them")
     for recipe in recipes:
         if is_checkpoint(recipe):
             raise click.UsageError(f"{recipe} is a checkpoint, no recipe; name it with --target")

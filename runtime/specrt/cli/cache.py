@@ -84,7 +84,7 @@ def bundle_of(path: Path, draft: Path | None = None) -> Path:
         return _of_checkpoints(path, draft)
     if draft is not None:
         raise RequestError(
-            f"--draft is {str(draft)!r}, and {path} is no checkpoint: a bundle has the draft "
+            f"--draft is {str(draft)!r}, and {path} is not a checkpoint: a bundle has the draft "
             "that it was built with; leave --draft out, or give a GGUF file or a checkpoint's "
             "folder in place of the bundle"
         )
@@ -208,7 +208,7 @@ def _identity(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _model_of(path: Path) -> tuple[str, ...] | None:
-    """Return what the names of all parts of a model have; None for a file that is no part."""
+    """Return what the names of all parts of a model have; None for a file that is not a part."""
     part = _PART.fullmatch(path.name)
     return part and part.groups()
 

@@ -163,7 +163,7 @@ MANIFEST = Path("lib", "cmake", "specrt", "installed.txt")
 
 
 def _place(stage: Path, prefix: Path) -> None:
-    """Copy all files beside their places first, then rename each into its own."""
+    """Copy all files next to their places first, then rename each into its own."""
     files = [path for path in sorted(stage.rglob("*")) if path.is_symlink() or path.is_file()]
     known = {str(path.relative_to(stage)) for path in files} | {*_listed(prefix), str(MANIFEST)}
     (stage / MANIFEST).parent.mkdir(parents=True, exist_ok=True)

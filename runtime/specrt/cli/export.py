@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path),
     help="The graph file to write, or a folder for decoder.onnx. Those of an encoder-decoder's "
-    "encoder and cross keys and values are written beside it.",
+    "encoder and cross keys and values are written next to it.",
 )
 @click.option(
     "--check", is_flag=True, help="Compare the graph with transformers; fail where it differs."
@@ -130,7 +130,7 @@ def _compare(checkpoint: Checkpoint, graph: Path, show: Callable[[str], None]) -
 
 
 def _moved(graph: ExportedGraph, place: Path, out: Path) -> ExportedGraph:
-    """Move a graph, and those beside it, to where they were asked for."""
+    """Move a graph, and those next to it, to where they were asked for."""
     from specrt_export.portable.graph import PARTS, part_path
 
     places = {part_path(place, part): part_path(out, part) for part in PARTS}

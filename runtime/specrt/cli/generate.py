@@ -173,9 +173,7 @@ def _read_as(
         return _encoded(source, _chat_encoder(bundle, generator))
     if source == "" and generator.reader.continues:
         start = generator.tokenizer.encode("")
-        print(
-            f"note: the prompt is empty: the text begins behind token {start[0]}", file=sys.stderr
-        )
+        print(f"note: the prompt is empty: the text begins after token {start[0]}", file=sys.stderr)
     elif plain:
         return _encoded(source, partial(generator.reader.tokens, parse_special=False))
     return source

@@ -269,7 +269,7 @@ def _serve(
 
     server = HttpServer(application, ready, limits=ConnectionLimits(*limits), **options)
     # One that comes before uvicorn listens to signals counts too. It raises the signal again once
-    # it has ended: that is no failure here.
+    # it has ended: that is not a failure here.
     signal.signal(signal.SIGTERM, server.handle_exit)
     with suppress(KeyboardInterrupt):
         server.run(sockets=listeners)

@@ -1,1 +1,1 @@
-"""Compiled models behind one protocol: one verb over fixed KV buffers."""
+"""Compiled models after one protocol: one verb over fixed KV buffers."""

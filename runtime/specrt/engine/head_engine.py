@@ -1,4 +1,4 @@
-"""Heads: small drafts that read, beside each token, the features that the target left before it.
+"""Heads: small drafts that read, next to each token, the features that the target left before it.
 
 Source: EAGLE-3, Li et al. 2025, arXiv:2503.01840.
 """
@@ -25,7 +25,7 @@ from specrt.errors import EngineError
 
 
 class HeadEngine:
-    """A head beside its target, fed with tokens at their own positions as any draft is.
+    """A head next to its target, fed with tokens at their own positions as any draft is.
 
     A token x at position t is paired with the feature of position t - 1, which the target computed
     when it read the text up to there; the pair stands at position t - 1 of the head's own KV

@@ -60,7 +60,7 @@ class BlockShape(NamedTuple):
     """What an engine is fed that drafts a block in one pass, and what it drafts: its `block`."""
 
     block_size: int
-    """Positions of a block: the last committed token, and mask tokens behind it."""
+    """Positions of a block: the last committed token, and mask tokens after it."""
     mask_token_id: int
     drafts: int
     """Tokens that a pass drafts, at most."""
@@ -128,7 +128,7 @@ class Feed(NamedTuple):
     recursive: bool = False
     """Whether a head goes on from what its own last pass left, not from the target's features."""
     hidden: NDArray[np.float32] | None = None
-    """What a head's graph reads beside each token, [S, H]; `HeadEngine` fills it in."""
+    """What a head's graph reads next to each token, [S, H]; `HeadEngine` fills it in."""
 
 
 @runtime_checkable
@@ -242,7 +242,7 @@ class Drafted(NamedTuple):
     """The tokens that a round drafted, and the draft's confidence in each."""
 
     tokens: list[int]
-    """-1 where a score of the draft is no number; tokens after it mean nothing."""
+    """-1 where a score of the draft is not a number; tokens after it mean nothing."""
     confidences: list[float]
 
 
@@ -344,7 +344,7 @@ class PaddedRows:
     keys are written again. Where its prefix is too short for that, pad tokens follow, whose keys
     are overwritten before they are read. Idle rows are fed like rows with no tokens.
 
-    Short prefixes beside a wide pass have more rows scored than needed. Where that is more than
+    Short prefixes next to a wide pass have more rows scored than needed. Where that is more than
     the `max_rows` of the engine, the widest row has a pass of its own.
     """
 

@@ -69,7 +69,7 @@ _VERIFIED = Struct("<IIIBBB")
 
 
 def _ids(frame: bytes, header: Struct, count: int, name: str) -> tuple[int, ...]:
-    """Return the ids behind a header.
+    """Return the ids after a header.
 
     Raises: FrameError where there are not as many as it says.
     """
@@ -92,7 +92,7 @@ def _short(frame: bytes, header: Struct, name: str) -> FrameError | None:
 
 @dataclass(frozen=True)
 class ProposalFrame:
-    """What a device drafted behind the first `base` tokens of prompt and text."""
+    """What a device drafted after the first `base` tokens of prompt and text."""
 
     round: int
     base: int
@@ -123,7 +123,7 @@ class ProposalFrame:
 
 @dataclass(frozen=True)
 class VerdictFrame:
-    """What the text has behind its first `base` tokens: `accepted` proposed ids, then `ids`."""
+    """What the text has after its first `base` tokens: `accepted` proposed ids, then `ids`."""
 
     round: int
     """Of the proposal it answers; 0 answers a `hello`."""
@@ -164,7 +164,7 @@ def pack_message(kind: str, **fields: Any) -> str:
 def read_message(text: str) -> dict[str, Any]:
     """Read a text frame.
 
-    Raises: FrameError for what is no JSON object with a `type`, or has half of a surrogate pair.
+    Raises: FrameError for what is not JSON object with a `type`, or has half of a surrogate pair.
     """
     try:
         message = json.loads(text)
@@ -172,7 +172,7 @@ def read_message(text: str) -> dict[str, Any]:
             pack_message("", message=message).encode()
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("; use sys.")[0]  # a number of 4,300 digits
-        raise FrameError(f"a text frame is no JSON ({reason}); expected an object") from None
+        raise FrameError(f"a text frame is not JSON ({reason}); expected an object") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise FrameError("a text frame has no `type`; expected a JSON object with one")
     return message
@@ -197,7 +197,7 @@ def field_of(message: Mapping[str, Any], name: str, kind: type, default: Any = N
 def ids_of(message: Mapping[str, Any], name: str, vocabulary: int) -> list[int]:
     """Return the token ids of a message, none where they are missing.
 
-    Raises: FrameError for what is no id.
+    Raises: FrameError for what is not an id.
     """
     ids: list[Any] = field_of(message, name, list, [])
     for token in ids:

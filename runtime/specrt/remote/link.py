@@ -29,7 +29,7 @@ _POLL_S = 0.2
 """How soon a cancelled request is noticed."""
 
 _ENDING = (Close.GONE, Close.TOO_BIG, Close.FAILED, Close.RESTARTS, *range(4400, 4500))
-"""Close codes behind which to try again is useless for this link."""
+"""Close codes after which to try again is useless for this link."""
 
 
 @dataclass(frozen=True)

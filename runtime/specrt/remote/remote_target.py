@@ -139,7 +139,7 @@ def _rounds(
     counts, params = request.completion.speculation, request.params
     alone = 0 in (counts.gamma, max(models.gammas)) or counts.drafter == NO_DRAFTER
     with closing(RemoteTarget(server, request)) as target:
-        # The token behind the first tells what one costs that the server decodes alone.
+        # The token after the first tells what one costs that the server decodes alone.
         first = 1 + max(1, target.run_ahead * server.streams) if counts.gamma == AUTO else 1
         target.begin(wire_params(request), _MOST_WANT if alone else first)
         request.limit = target.limit
@@ -442,8 +442,8 @@ class LinkedDrafter:
     """A drafter whose proposals go over a link.
 
     A plain round is taken to cost what the server takes for a token: it goes on alone, told so in
-    time, so that the link's delay is part of none. To let it go on alone again behind drafts takes
-    the delay once more: a draft is taken to cost a share of that, the first behind a run all.
+    time, so that the link's delay is part of none. To let it go on alone again after drafts takes
+    the delay once more: a draft is taken to cost a share of that, the first after a run all.
     """
 
     def __init__(self, inner: Drafter, target: RemoteTarget, most: float) -> None:

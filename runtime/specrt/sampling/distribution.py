@@ -30,7 +30,7 @@ def weigh(logits: NDArray[np.float32], peak: float, temperature: float) -> Weigh
     """Return exp((logit - peak) / temperature)."""
     # In place: fresh memory costs as much as the arithmetic.
     weights: Weights = np.subtract(logits, peak, dtype=np.float64)
-    with np.errstate(over="ignore"):  # beside a tiny temperature all but the peak is -inf
+    with np.errstate(over="ignore"):  # next to a tiny temperature all but the peak is -inf
         weights /= temperature
     return np.exp(weights, out=weights)
 
@@ -245,7 +245,7 @@ def _suffice(falling: NDArray[np.float32], params: SamplingParams) -> bool:
 
     They do where the k-th best is above the last one: all that top-k keeps is there, ties included,
     and later filters look at those alone. They also do where the last one weighs less than min-p
-    allows, or nothing: no token behind it weighs more. Only top-p without top-k sums the whole row.
+    allows, or nothing: no token after it weighs more. Only top-p without top-k sums the whole row.
     """
     last, k = float(falling[-1]), params.top_k
     if 0 < k < len(falling) and last < falling[k - 1]:
@@ -253,7 +253,7 @@ def _suffice(falling: NDArray[np.float32], params: SamplingParams) -> bool:
     if params.top_p < 1.0:
         return False
     peak = float(falling[0])
-    # Not by the weights: beside rounding, and where they are denormal, order does not hold.
+    # Not by the weights: next to rounding, and where they are denormal, order does not hold.
     least = log(params.min_p) - 1e-6 if params.min_p > 1e-300 else -800.0
     return (last - peak) / params.temperature < least
 

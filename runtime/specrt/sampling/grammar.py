@@ -151,7 +151,7 @@ class _Vocabulary:
 
 
 _ESCAPES = 'nrbtf\\"'
-"""Characters that JSON strings may have behind a backslash; u for control characters where a schema
+"""Characters that JSON strings may have after a backslash; u for control characters where a schema
 asks for one. A name that is spelt \\u0061 would go past the schema of "a"."""
 
 
@@ -221,13 +221,13 @@ _LIMITS = _BITS.astype(np.float32)
 
 
 class GrammarProcessor:
-    """Rules out tokens that cannot follow, in a row behind any drafted path.
+    """Rules out tokens that cannot follow, in a row after any drafted path.
 
-    The matcher stands behind what was committed and some of a path, and moves to the path of a row:
+    The matcher stands after what was committed and some of a path, and moves to the path of a row:
     back to where both part, then on. Rows of a pass extend each other's paths, and the draft was on
     the same path before the target is, so that limits once computed serve the whole round.
 
-    A row behind the end of the text, or behind tokens that the grammar refuses, is left as it is:
+    A row after the end of the text, or after tokens that the grammar refuses, is left as it is:
     no token is taken from it.
     """
 
@@ -243,7 +243,7 @@ class GrammarProcessor:
         self._ahead: list[int] = []
         """What the matcher read of the latest path."""
         self._limits: list[Row] = []
-        """The limits behind each of the first tokens of that path, at depths in `_computed`."""
+        """The limits after each of the first tokens of that path, at depths in `_computed`."""
         self._computed: set[int] = set()
         self._begun = False
         self._over = False
@@ -251,7 +251,7 @@ class GrammarProcessor:
         self._spent_ns = 0
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens that are part of the text now; the first ones are the prompt.
+        """Go on after tokens that are part of the text now; the first ones are the prompt.
 
         Raises: RequestError for a token that the grammar refuses: all after it would be free.
         """
@@ -308,7 +308,7 @@ class GrammarProcessor:
             )
 
     def _follow(self, path: Sequence[int]) -> bool:
-        """Move the matcher behind a path; False where it ends the text or leaves the grammar."""
+        """Move the matcher after a path; False where it ends the text or leaves the grammar."""
         if not self._ends.isdisjoint(path):
             return False
         ahead, matcher = self._ahead, self._matcher
@@ -325,7 +325,7 @@ class GrammarProcessor:
         return len(ahead) == len(path)
 
     def _limits_behind(self, depth: int) -> Row:
-        """Return the most that each token may score behind a path that was followed."""
+        """Return the most that each token may score after a path that was followed."""
         while len(self._limits) <= depth:
             self._limits.append(np.empty(len(self._mask) * 8, np.float32))
         limits = self._limits[depth]

@@ -262,7 +262,7 @@ class BadWords:
     def of_ids(
         cls, sequences: Sequence[Sequence[int]], context: ProcessorContext
     ) -> BadWords | None:
-        """See `PROCESSORS`; an end token alone is no bad word, as transformers has it."""
+        """See `PROCESSORS`; an end token alone is not a bad word, as transformers has it."""
         context.check_ids("bad_words_ids", [token for ids in sequences for token in ids])
         kept = [ids for ids in sequences if len(ids) > 1 or ids[0] not in context.ends]
         return cls(kept) if kept else None
@@ -300,7 +300,7 @@ class OutputLength:
         self._count = 0 if self._count is None else self._count + len(tokens)
 
     def behind(self, path: Sequence[int]) -> int:
-        """Return how many tokens the output has behind a path."""
+        """Return how many tokens the output has after a path."""
         return (self._count or 0) + len(path)
 
 
@@ -347,7 +347,7 @@ class SuppressTokens:
 
     @classmethod
     def at_begin(cls, ids: Sequence[int], context: ProcessorContext) -> SuppressTokens | None:
-        """See `PROCESSORS`; behind a forced first token the next one is the first of its own."""
+        """See `PROCESSORS`; after a forced first token the next one is the first of its own."""
         context.check_ids("begin_suppress_tokens", ids)
         first = 1 if context.params.forced_bos_token_id else 0
         return cls(ids, first) if ids else None
@@ -642,7 +642,7 @@ class Custom:
     def edit(self, row: Row, path: Sequence[int]) -> None:
         """See `Processor`.
 
-        Raises: RequestError for a result that is no row of scores.
+        Raises: RequestError for a result that is not a row of scores.
         """
         for function in self._functions:
             row[:] = self._scores(function, row, path)

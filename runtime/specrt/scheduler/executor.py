@@ -43,7 +43,7 @@ class BatchExecutor:
     never wait for more; where several read, they share the tokens of one chunk's width, the first
     in order going first.
 
-    `narrow` is the widest pass that is no prompt: it always takes part.
+    `narrow` is the widest pass that is not a prompt: it always takes part.
     """
 
     def __init__(self, target: Engine, draft: Engine | None, narrow: int) -> None:

@@ -128,7 +128,7 @@ class CommonPrefix:
         self._second = second
         self._length = 0
         self._parted = not shareable
-        """Whether they differ behind what they share."""
+        """Whether they differ after what they share."""
 
     def length(self) -> int:
         """Return how many they share now."""
@@ -173,7 +173,7 @@ class Request:
     """A completion that waits, runs or is over."""
 
     tokens: list[int]
-    """The prompt, and behind it what was committed."""
+    """The prompt, and after it what was committed."""
     limit: int
     """Tokens at which it ends, whatever they say."""
     params: SamplingParams

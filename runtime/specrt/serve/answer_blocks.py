@@ -107,7 +107,7 @@ class BlockAnswer:
         raise NotImplementedError
 
     def closing(self) -> Iterator[Event]:
-        """Yield the events behind the last block."""
+        """Yield the events after the last block."""
         raise NotImplementedError
 
     def failure(self, status: int, reason: str) -> Event:

@@ -64,7 +64,7 @@ class ServerOptions:
     """Of the model, as clients name it; that of the bundle's folder when empty."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the server; without one it is open to all who reach it. Each may have a
-    name and limits behind it, as a line of the file has."""
+    name and limits after it, as a line of the file has."""
     api_key_file: Path | None = None
     """A file of such lines (docs/serving.md); `app.state.keys.read()` reads it again."""
     share_prefixes: bool = False

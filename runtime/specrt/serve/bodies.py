@@ -371,7 +371,7 @@ class ChatMessage(OpenModel):
     def plain(self) -> dict[str, Any]:
         """Return what the chat template reads: content as text, arguments of calls as JSON.
 
-        Raises: RequestError for content that is no text.
+        Raises: RequestError for content that is not a text.
         """
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self._text()}
@@ -452,7 +452,7 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     with_pieces: bool | None = None
-    """Each token with its text, or with its bytes where they are no text, as llama.cpp does it."""
+    """Each token with its text, or with its bytes where they are not text, as llama.cpp does it."""
 
 
 class DetokenizeBody(BaseModel):

@@ -50,7 +50,7 @@ class AnswerFormat:
     prefix: str
     """Of ids."""
     byte_mark: str
-    """Before the bytes of a token that is no text."""
+    """Before the bytes of a token that is not a text."""
 
     def __init__(
         self, service: Service, answers: ServedCompletions, options: StreamOptions | None
@@ -109,7 +109,7 @@ class AnswerFormat:
         raise NotImplementedError
 
     def closing(self, index: int, completion: Completion) -> list[dict[str, Any]]:
-        """Return what comes behind the last text of a choice, one an event."""
+        """Return what comes after the last text of a choice, one an event."""
         raise NotImplementedError
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class AnswerFormat:
         return as_event({**self._head(self.chunk_kind), "choices": choices, **extra})
 
     def _name(self, token: int) -> str:
-        """Return a token's text, a control token's name, or the bytes of what is no text."""
+        """Return a token's text, a control token's name, or the bytes of what is not a text."""
         tokenizer = self._service.generator.tokenizer
         text = tokenizer.text_of(token)
         if text is not None:
@@ -153,7 +153,7 @@ class TextFormat(AnswerFormat):
         ]
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        """Return a whole choice, behind its prompt where that is echoed."""
+        """Return a whole choice, after its prompt where that is echoed."""
         text = self._echoed(index) + completion.text
         entries: Sequence[Entry | None] | None = completion.logprobs
         if entries is not None and self._echo:

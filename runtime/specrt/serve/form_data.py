@@ -24,11 +24,11 @@ class FormField(NamedTuple):
     name: str
     data: bytes
     filename: str | None = None
-    """As the client calls its file; None of a field that is no file."""
+    """As the client calls its file; None of a field that is not a file."""
 
     @property
     def text(self) -> str:
-        """The value of a field that is no file.
+        """The value of a field that is not a file.
 
         Raises: RequestError for one that is not UTF-8.
         """
@@ -41,7 +41,7 @@ class FormField(NamedTuple):
 def parse_form(content_type: str, body: bytes) -> list[FormField]:
     """Return the fields of a body, in order.
 
-    Raises: RequestError for what is no whole form.
+    Raises: RequestError for what is not a whole form.
     """
     # A boundary is at the beginning of a line; the first line may be one.
     _, *parts = (b"\r\n" + body).split(b"\r\n--" + _boundary(content_type), MOST_FIELDS + 1)
@@ -73,7 +73,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _field(part: bytes) -> FormField:
-    """Read a part: blanks behind the boundary, headers, an empty line, and the data."""
+    """Read a part: blanks after the boundary, headers, an empty line, and the data."""
     line, found, rest = part.partition(b"\r\n")
     head, ended, data = rest.partition(b"\r\n\r\n")
     if line.strip(b" \t") or not found or not ended or len(head) > _LONGEST_HEADER:

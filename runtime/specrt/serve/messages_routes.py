@@ -145,13 +145,15 @@ def _text_of(content: Any, where: str) -> str:
         ]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
             return "".join(map(str, texts))
-    raise RequestError(f"{where} has content that is no text; expected a text, or 'text' blocks")
+    raise RequestError(f"{where} has content that is not text; expected a text, or 'text' blocks")
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     name, given = block.get("name"), block.get("input", {})
     if not isinstance(name, str) or not isinstance(given, Mapping):
-        raise RequestError(f"{where} has a tool_use without a name, or whose input is no object")
+        raise RequestError(
+            f"{where} has a tool_use without a name, or whose input is not an object"
+        )
     function = {"name": name, "arguments": json.dumps(given)}
     return {"id": block.get("id"), "type": "function", "function": function}
 
@@ -299,7 +301,7 @@ class MessagesAnswer(BlockAnswer):
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; what is no object becomes the one field of one."""
+    """Return the arguments of a call; what is not an object becomes the one field of one."""
     found = object_of(arguments or "{}")
     return {"arguments": arguments} if found is None else found
 

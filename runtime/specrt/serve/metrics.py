@@ -1,4 +1,4 @@
-"""Prometheus metrics: the names of vLLM, behind a prefix of one's own choice."""
+"""Prometheus metrics: the names of vLLM, after a prefix of one's own choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: one open bundle behind HTTP, and the completions of each request on it."""
+"""The service: one open bundle after HTTP, and the completions of each request on it."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ class ServedCompletions:
 
 
 def _drop_text(completion: Completion) -> None:
-    """Leave a completion as one that ended behind its prompt."""
+    """Leave a completion as one that ended after its prompt."""
     completion.text, completion.stop_reason = "", None
     completion.token_ids.clear()
     if completion.logprobs is not None:

@@ -136,7 +136,7 @@ def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
         name = function.get("name") if isinstance(function, Mapping) else None
         if tool.get("type", "function") != "function" or not isinstance(name, str) or not name:
             raise RequestError(
-                f"tools[{number}] is no function with a name; expected "
+                f"tools[{number}] is not a function with a name; expected "
                 '{"type": "function", "function": {"name": ..., "parameters": ...}}'
             )
         if name == "required":

@@ -182,7 +182,7 @@ async def respond(service: Service, request: HttpRequest, task: str) -> Response
     config = service.speech
     if config is None:
         raise RequestError(
-            f"{service.name} is no bundle for {SPEECH_TASK}; this path needs one, built from a "
+            f"{service.name} is not a bundle for {SPEECH_TASK}; this path needs one, built from a "
             "Whisper checkpoint"
         )
     body, kind = await request.body(), request.headers.get("content-type", "")

@@ -74,7 +74,7 @@ class VerifyLimits:
 
 
 class WireDrafter:
-    """Proposes what a device sent, as far as it fits behind the text."""
+    """Proposes what a device sent, as far as it fits after the text."""
 
     SOURCE = "remote"
 
@@ -87,7 +87,7 @@ class WireDrafter:
         self._offer: tuple[int, Sequence[int]] = (0, ())
 
     def offer(self, base: int, ids: Sequence[int]) -> None:
-        """Take what is proposed behind the first `base` tokens, for the next round alone."""
+        """Take what is proposed after the first `base` tokens, for the next round alone."""
         self._offer = base, ids
 
     def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
@@ -143,7 +143,7 @@ class VerifySession:
             self.record.write()
 
     def answers(self, propose: ProposalFrame) -> bool:
-        """Whether a proposal needs an answer: not to decode on behind the end, told in `done`."""
+        """Whether a proposal needs an answer: not to decode on after the end, told in `done`."""
         last = len(self.stream.prompt) + len(self.stream.completion.token_ids)
         ended = self.over and self.stream.completion.finish_reason is not None
         return not (ended and not propose.ids and last <= propose.base <= self.stream.limit)

@@ -62,7 +62,7 @@ class Acceptance:
     def expect(self, place: int, confidence: float) -> float:
         """Return the chance of the next drafted token, given that those before it are kept.
 
-        A confidence of 1, and one that is no probability, tells nothing.
+        A confidence of 1, and one that is not a probability, tells nothing.
         """
         surer = 0.0
         if 0.0 < confidence < 1.0:

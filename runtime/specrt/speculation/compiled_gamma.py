@@ -51,7 +51,7 @@ _DECISIONS = DraftDecision.DISCARD, DraftDecision.STOP, DraftDecision.CONTINUE
 
 
 class AdaptiveGamma(GammaPolicy, Protocol):
-    """A policy behind gamma `auto`; see `AutoGamma`."""
+    """A policy of gamma `auto`; see `AutoGamma`."""
 
     @property
     def tokens(self) -> Sequence[float]:

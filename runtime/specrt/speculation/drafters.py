@@ -148,7 +148,7 @@ class ModelDrafter:
         return min(self._gamma.choose(), room)
 
     def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
-        """Feed what the cache lacks, `drafted` tokens behind the committed ones."""
+        """Feed what the cache lacks, `drafted` tokens after the committed ones."""
         return (yield from self._cache.feed(pending, 1))
 
     def _fused(
@@ -186,7 +186,7 @@ class ModelDrafter:
             except RequestError:  # nothing left: the target raises if the text gets there
                 return None
         best = output.argmax.item()
-        if best < 0:  # the scores are no numbers
+        if best < 0:  # the scores are not numbers
             return None
         if best >= self._vocabulary:
             best = int(output.logits[0, 0, : self._vocabulary].argmax())
@@ -199,7 +199,7 @@ class ModelDrafter:
         if distribution is None:
             return None
         if self._purpose is not Purpose.TOKEN:
-            # A token drafted behind a rejection was never verified, and is drawn again in the next
+            # A token drafted after a rejection was never verified, and is drawn again in the next
             # round: with other noise, or the draws would depend on the rejection. No two rounds
             # begin at the same length.
             place = len(distributions)
@@ -247,7 +247,7 @@ class BlockDrafter(ModelDrafter):
 
     The pass is fed what the cache lacks; a position of its cache holds what the target left there,
     so it never counts the last token, whose position a block begins at. Where a block does not fit
-    behind the text any more nothing is drafted. The confidence of a token is the head's own. Where
+    after the text any more nothing is drafted. The confidence of a token is the head's own. Where
     a Markov head adds to the scores of a token what the one before it says, the engine is asked for
     each once that is drawn, which is one small product.
     Source: DFlash, Chen et al. 2026, arXiv:2602.06036; DSpark, arXiv:2606.19348.
@@ -443,7 +443,7 @@ class DrafterSpec(NamedTuple):
     needs_model: bool = False
     """Whether it runs the draft model."""
     beside_memory: str = ""
-    """The policy beside which memory across requests has one, with the same rival and as free."""
+    """The policy next to which memory across requests has one, with the same rival and as free."""
 
 
 def _cascade(context: DraftContext) -> Drafter:

@@ -48,8 +48,8 @@ class KVCache:
 
         `take` is called with the output of each pass, the position of its first row, and how many
         of its first rows an earlier pass scored. All passes have one width, a power of two, because
-        engines keep memory for each width; where the text is no multiple of it the last pass begins
-        earlier.
+        engines keep memory for each width; where the text is not a multiple of it the last pass
+        begins earlier.
         """
         engine, self.length = self.engine, 0
         most = min(PROMPT_ROWS, len(text), scorable_rows(engine))

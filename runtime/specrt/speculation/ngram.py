@@ -219,7 +219,7 @@ class NgramDrafter:
         return self._suffixes.longest()
 
     def searched(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return what a match is a place in, once a text was read: that, behind its source."""
+        """Return what a match is a place in, once a text was read: that, after its source."""
         return self._joined if self._source else tokens
 
     def observe(self, tokens: Sequence[int], round_: Round) -> None:

@@ -140,7 +140,7 @@ class GammaPolicies:
         return adaptive if complete else BuiltGamma(adaptive, gammas)
 
     def adaptive(self, drafter: str, source: str, mode: DecodingMode) -> AdaptiveGamma:
-        """Return the policy behind gamma `auto`.
+        """Return the policy of gamma `auto`.
 
         The rival of a source is the one that the same drafter falls back to.
         """

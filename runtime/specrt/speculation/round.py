@@ -43,7 +43,7 @@ class Pass(NamedTuple):
 
 
 Passes = Generator[Pass, Output, T]
-"""Yields passes, receives what each left behind, and returns a T."""
+"""Yields passes, receives what each left, and returns a T."""
 
 
 class Proposal(NamedTuple):

@@ -262,7 +262,7 @@ class SharedStep:
     ) -> None:  # fmt: skip
         """Learn from a step: tokens made, those drafted by each row, and what it took.
 
-        `drafting` rows ran the first of so many draft `passes`; none where that is no measure.
+        `drafting` rows ran the first of so many draft `passes`; none where that is not a measure.
         Where `verify_ns` is 0 the step is none either: a draft read a prompt. A probe still pays.
         """
         company, ns = self.company, draft_ns + verify_ns

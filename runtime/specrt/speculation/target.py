@@ -60,7 +60,7 @@ def rejection(
     are accepted on average than where each is judged by itself; docs/drafting.md has the proof.
 
     Certain tokens are each kept with the target's probability of them: that has the same law, and
-    reads no row behind the first refusal.
+    reads no row after the first refusal.
 
     The numbers are keyed by the round as well: those of positions that are not committed decided
     about this round, and the next one needs others for the same positions.
@@ -244,7 +244,7 @@ class EngineTarget:
         return self._accept(proposal, distribution, noise, position)
 
     def _read(self, output: Output, drafted: Sequence[int], i: int, take: Callable[[Row], T]) -> T:
-        """Read a row as the request's processors leave it, behind the tokens drafted before."""
+        """Read a row as the request's processors leave it, after the tokens drafted before."""
         assert self._processors is not None
         self._row = i
         if output.argmax[0, i] < 0:

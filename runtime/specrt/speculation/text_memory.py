@@ -308,7 +308,7 @@ def _read_texts(
     with suppress(ValueError, RecursionError):
         head = json.loads(first)
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
-        raise RequestError(f"{path} is no file of a text memory; delete it, or give another")
+        raise RequestError(f"{path} is not a file of a text memory; delete it, or give another")
     if head.get("vocabulary") != vocabulary:
         raise RequestError(
             f"{path} holds texts of another tokenizer; give each bundle a file of its own"

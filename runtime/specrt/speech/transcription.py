@@ -149,7 +149,7 @@ class Recording:
     def __init__(self, samples: Samples, log_mel: LogMel) -> None:
         """Take samples.
 
-        Raises: RequestError for an array that is no recording.
+        Raises: RequestError for an array that is not a recording.
         """
         given: Any = np.asarray(samples)
         if given.ndim != 1 or not given.size or given.dtype.kind != "f":
@@ -157,7 +157,7 @@ class Recording:
                 f"samples are of shape {list(given.shape)} and type {given.dtype}; expected "
                 f"floats, one for each of {log_mel.sampling_rate} samples a second"
             )
-        with np.errstate(over="ignore"):  # what is no float of 32 bits is refused as infinite
+        with np.errstate(over="ignore"):  # what is not a float of 32 bits is refused as infinite
             self._samples: NDArray[np.float32] = given.astype(np.float32)
         if not np.isfinite(self._samples).all():
             raise RequestError("samples hold NaN or infinity; expected numbers from -1 to 1")
@@ -207,7 +207,7 @@ def split(tokens: Sequence[int], frames: int, begin: int) -> tuple[list[Span], i
 
     Two timestamps in a row end a segment and begin the next one. One that no second timestamp ends
     is left for the next window to hear whole, unless it is the only one, or a single timestamp is
-    the last token: no speech is behind that.
+    the last token: no speech is after that.
     `frames` are those of the recording in the window; the first timestamp token is `begin`.
     Source: Radford et al. 2022, arXiv:2212.04356, section 4.5.
     """
@@ -338,7 +338,7 @@ class Transcriber:
     def _hear(self, features: Features) -> Generates[WindowRequest, Completion, float]:
         """Detect the language where it is not known; return the probability of <|nospeech|>.
 
-        Both are what the decoder expects behind its first token, before any rule.
+        Both are what the decoder expects after its first token, before any rule.
         """
         config, wanted = self._config, self._language is None
         if not wanted and self._options.no_speech_threshold is None:

@@ -74,7 +74,7 @@ def parse_wav(data: bytes, name: str, rate: int = _RATE) -> Samples:
         raise RequestError(f"{name} is empty; {_remedy(rate)}")
     if len(data) < 12 or data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         raise RequestError(
-            f"{name} is no RIFF WAVE file: it begins with {data[:4]!r}; {_remedy(rate)}"
+            f"{name} is not an RIFF WAVE file: it begins with {data[:4]!r}; {_remedy(rate)}"
         )
     found: WavFormat | None = None
     at = 12
@@ -133,7 +133,7 @@ def _samples(
         return stored.astype(np.float32) / np.float32(1 << 15)
     samples = stored.astype(np.float32)
     if not np.isfinite(samples).all():
-        raise RequestError(f"{name} has samples that are no numbers; {_remedy(rate)}")
+        raise RequestError(f"{name} has samples that are not numbers; {_remedy(rate)}")
     return samples
 
 

@@ -49,7 +49,7 @@ class WhisperConfig:
     max_initial_timestamp: int | None = None
     """Most steps of `STEP_S` that the first timestamp of a window may be from its beginning."""
     max_length: int = 448
-    """Most tokens of a window behind those it begins with."""
+    """Most tokens of a window after those it begins with."""
 
     @property
     def no_speech(self) -> int:

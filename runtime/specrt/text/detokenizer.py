@@ -21,7 +21,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Spelling:
-    """The bytes that each token stands for, whatever stands beside it."""
+    """The bytes that each token stands for, whatever stands next to it."""
 
     byte_level: bool = False
     """Whether each character of a token's name is a byte."""
@@ -178,7 +178,7 @@ class WindowDetokenizer:
     """Asks a decoder that looks at a token's neighbours, with the last few tokens in view.
 
     `before` are the tokens that stand before, the last ones at least; they and those that count as
-    `is_text` are no special ones.
+    `is_text` are not special ones.
     """
 
     def __init__(

@@ -25,15 +25,15 @@ class Control(NamedTuple):
     token: int
     start: int
     end: int
-    """Where it stands in the text, with the blanks beside it that it takes in."""
+    """Where it stands in the text, with the blanks next to it that it takes in."""
     position: int
     """Where it stands among the ids."""
 
 
 Place = Literal["start", "inner", "middle"]
-"""Where plain text stands: at the start, behind a control token, behind other text.
+"""Where plain text stands: at the start, after a control token, after other text.
 
-SentencePiece tokenizers begin a text with a space of their own, some those behind control tokens
+SentencePiece tokenizers begin a text with a space of their own, some those after control tokens
 too; the middle of a text has none but its own.
 """
 
@@ -48,7 +48,7 @@ class Encoder:
         self._readers: dict[tuple[Place, bool], Any] = {("start", False): tokenizer}
 
     def parsed(self, text: str, behind: int) -> list[int]:
-        """Return the ids of what is behind a character, control tokens parsed but in contents."""
+        """Return the ids of what is after a character, control tokens parsed but in contents."""
         encoding = encoding_of(self._tokenizer, str(text))
         found = self._found(encoding, text)
         own = self._own(text, found) if isinstance(text, ChatPrompt) else found
@@ -81,7 +81,7 @@ class Encoder:
         """Return the ids of a text in which nothing is a control token."""
         if place == "middle" and self._parts_at_spaces:
             head = re.split(r"\s", text, maxsplit=1)[0]
-            if head != text:  # blanks are no tokens there: each word begins with a space
+            if head != text:  # blanks are not tokens there: each word begins with a space
                 return self.plain(head, place) + self.plain(text[len(head) :], "start")
         for literal in (False, True):  # the first will do where the text holds no control token
             encoding = encoding_of(self._reader(place, literal), text)
@@ -194,7 +194,7 @@ def _unspaced(part: Any, place: Place) -> Any:
 
 
 def _core(text: str, control: Control) -> range:
-    """Return where a control token stands, without blanks beside it unless it is blank."""
+    """Return where a control token stands, without blanks next to it unless it is blank."""
     whole = text[control.start : control.end]
     part = whole.strip() or whole
     first = control.start + whole.find(part)

@@ -62,12 +62,12 @@ class Tokenizer:
 
     @property
     def spells(self) -> bool:
-        """Whether each token stands for bytes, whatever stands beside it."""
+        """Whether each token stands for bytes, whatever stands next to it."""
         return self._spelling is not None
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Tokens that are no text."""
+        """Tokens that are not text."""
         return frozenset(self._controls)
 
     @cached_property
@@ -122,7 +122,7 @@ class Tokenizer:
         return [self.bos_token_id]
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the ids of text behind other text, whatever it holds.
+        """Return the ids of text after other text, whatever it holds.
 
         A name that can only be spelled as a control token is one.
         """
@@ -175,7 +175,7 @@ class Tokenizer:
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before a text, and behind it."""
+        """The special tokens that the tokenizer puts before a text, and after it."""
         encoding = self._tokenizer.post_process(_one_token(), add_special_tokens=True)
         pairs = list(zip(encoding.ids, encoding.special_tokens_mask, strict=True))
         before = [token for token, _ in takewhile(lambda pair: pair[1], pairs)]
@@ -183,7 +183,7 @@ class Tokenizer:
         return before, after[::-1]
 
     def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """Return the text that ids add behind others, special tokens left out."""
+        """Return the text that ids add after others, special tokens left out."""
         if self._spelling is None and not before:
             return self._decoded([*filter(self._is_text, ids)])
         detokenizer = self.detokenizer(before)
@@ -195,20 +195,20 @@ class Tokenizer:
         return found
 
     def piece(self, token: int) -> str:
-        """Return the text of a token behind others; parts of characters are U+FFFD."""
+        """Return the text of a token after others; parts of characters are U+FFFD."""
         if self._spelling is None:
             return self.decode([token], before=[token])
         return self._bytes_of(token).decode(errors="replace")
 
     def text_of(self, token: int) -> str | None:
-        """Return the text of a token behind others; None for bytes that are no text."""
+        """Return the text of a token after others; None for bytes that are not text."""
         try:
             return self.bytes_of(token).decode()
         except UnicodeDecodeError:
             return None
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token behind others; none for special tokens."""
+        """Return the bytes of a token after others; none for special tokens."""
         return self.piece(token).encode() if self._spelling is None else self._bytes_of(token)
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:

@@ -1,6 +1,6 @@
 """The record of tuning a bundle on one machine, and its file.
 
-The record lies beside the manifest, in a file of its own: the manifest stays what the build
+The record lies next to the manifest, in a file of its own: the manifest stays what the build
 machine wrote, and the costs are of the machine that runs it.
 """
 
@@ -144,7 +144,7 @@ def read_tuning(bundle: Bundle, threads: int) -> tuple[Tuning | None, str | None
 
 
 def write_tuning(folder: Path, tuning: Tuning) -> Path:
-    """Write a tuning beside the manifest of a bundle, replacing an older one.
+    """Write a tuning next to the manifest of a bundle, replacing an older one.
 
     Raises: BundleError when the bundle cannot be written to; the older one stays.
     """

@@ -101,7 +101,7 @@ CHECK_CASE(handles) {
       for (std::size_t other = 0; other < 3; ++other)
         if (other != kind)
           refused(open[other], name + " is the handle of a " + kinds()[other].name);
-      refused(&local, name + " is no handle of this library");
+      refused(&local, name + " is not a handle of this library");
       for (const std::uintptr_t odd : {std::uintptr_t{1}, std::uintptr_t{4}, UINTPTR_MAX})
         refused(reinterpret_cast<void*>(odd), "");
       if (!closes)

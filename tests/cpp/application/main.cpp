@@ -164,7 +164,7 @@ void replay() {
   std::ifstream file(given["vectors"], std::ios::binary);
   const Json vectors = Json::parse(std::string{std::istreambuf_iterator<char>(file), {}});
   const std::vector<Json>& requests = vectors.at("requests").items();
-  // Opened twice: what the first time left behind changes nothing.
+  // Opened twice: what the first time left changes nothing.
   for (const std::size_t count : {std::size_t{1}, requests.size()}) {
     const Generator generator = open(vectors.at("prompt_cache").boolean());
     Session session = generator.session();

@@ -4,8 +4,8 @@
 //   forever   chunks until it is cancelled
 //   block     one chunk, then a pass that goes on until it is cancelled
 //   fail      one chunk, then a pass that fails
-//   bug       one chunk, then an exception that is no Failure
-//   odd       one chunk, then something thrown that is no exception
+//   bug       one chunk, then an exception that is not a Failure
+//   odd       one chunk, then something thrown that is not an exception
 //   refuse    not even begun
 //   process   one chunk for each processor, called on the way; ends with their sum of scores
 //

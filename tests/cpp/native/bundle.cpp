@@ -195,7 +195,7 @@ std::string encoded(const Json& call) {
 }
 
 // The text that becomes certain with each piece of a completion, what was held back at its end, the
-// text of all tokens, prompt included, and that of the last one behind others.
+// text of all tokens, prompt included, and that of the last one after others.
 std::string detokenized(const Json& call) {
   const native::Tokenizer tokenizer(get<std::string>(call, "folder"), "", std::nullopt, 1 << 20);
   auto all = get<std::vector<Token>>(call, "prompt");

@@ -15,7 +15,7 @@ std::string hash_of(const float* data, std::size_t count) {
   return digest.finish();
 }
 
-// What a pass left behind, or the status where it was refused.
+// What a pass left, or the status where it was refused.
 std::string pass(native::Engine& engine, const Json& fields) {
   const std::vector<Token> tokens = tokens_of(fields, "tokens");
   try {

@@ -92,7 +92,7 @@ std::int32_t edit(void* user, const std::int64_t* ids, std::size_t count, float*
   return name == "refuse" ? 3 : 0;
 }
 
-// Rows behind a text that grows, edited; nothing where the request asks for no edits.
+// Rows after a text that grows, edited; nothing where the request asks for no edits.
 std::string edited(const Json& call) {
   auto names = get<std::vector<std::string>>(call, "processors");
   Params params = params_of(call.at("params"));

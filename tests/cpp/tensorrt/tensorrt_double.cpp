@@ -200,7 +200,7 @@ class Context final : public IExecutionContext {
     const auto& sizes = plan_->profiles[static_cast<std::size_t>(profile_)];
     const std::int64_t size = dims.d[dims.nbDims - 1];
     const std::size_t first = is_width ? 0 : is_length ? 6 : 3;
-    if (first + 2 >= sizes.size()) return refuse(name + " is no input");
+    if (first + 2 >= sizes.size()) return refuse(name + " is not an input");
     if (size < sizes[first] || size > sizes[first + 2])
       return refuse(name + " is out of the profile's range");
     (is_width ? width_ : is_length ? kv_length_ : rows_) = static_cast<std::size_t>(size);

@@ -170,8 +170,8 @@ class GgufFile:
             if form.decode is None or len(tensor.shape) == 2:
                 continue
             raise CheckpointError(
-                f"{tensor.file}: {tensor.name} is stored as {form.name}, and is no matrix; take a "
-                f"file of the model that llama-quantize wrote (this one has {self.formats()})"
+                f"{tensor.file}: {tensor.name} is stored as {form.name}, and is not a matrix; take "
+                f"a file of the model that llama-quantize wrote (this one has {self.formats()})"
             )
 
     @property
@@ -347,7 +347,7 @@ def _check_head(path: Path, head: bytes) -> None:
         )
     if head[:4] != MAGIC:
         raise CheckpointError(
-            f"{path} begins with {head[:4]!r}, not with {MAGIC!r}: it is no GGUF file; name "
+            f"{path} begins with {head[:4]!r}, not with {MAGIC!r}: it is not a GGUF file; name "
             "another, or a folder with config.json"
         )
     version = int.from_bytes(head[4:8], "little")

@@ -228,7 +228,7 @@ class Vocabulary:
 
     def _added(self) -> Iterator[dict[str, Any]]:
         """Yield tokens that are found in a text before it is cut or merged."""
-        # Phi-3's take in the blanks behind them; a GGUF file does not say so.
+        # Phi-3's take in the blanks after them; a GGUF file does not say so.
         strips = self.kind == "llama" and self.file.architecture == "phi3"
         for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind in (UNKNOWN, CONTROL, USER_DEFINED):
@@ -342,7 +342,7 @@ class Vocabulary:
         )
 
     def _framed(self) -> dict[str, Any] | None:
-        """Return what puts BOS before a text and EOS behind it."""
+        """Return what puts BOS before a text and EOS after it."""
         chosen = [
             index if wanted else None
             for index, wanted in zip((self.begin, self.end), self.frames, strict=True)

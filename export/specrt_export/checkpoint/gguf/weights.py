@@ -83,7 +83,7 @@ class GgufWeight:
     def codes(self, begin: int, end: int) -> Codes:
         """Return rows `begin` to `end` as whole numbers, their scales and minimums.
 
-        Raises: CheckpointError for scales that are no finite numbers.
+        Raises: CheckpointError for scales that are not finite numbers.
         """
         codes = self.format.codes(self._rows(begin, end))
         self._check(codes.scales, begin, end)
@@ -94,7 +94,7 @@ class GgufWeight:
     def floats(self, begin: int, end: int) -> Floats:
         """Return rows `begin` to `end` as fp32; those of a vector are its numbers.
 
-        Raises: CheckpointError for what are no finite numbers.
+        Raises: CheckpointError for what are not finite numbers.
         """
         with np.errstate(invalid="ignore"):  # of infinite scales, which are refused
             values = self.format.floats(self._rows(begin, end))
@@ -105,7 +105,7 @@ class GgufWeight:
     def stored(self, begin: int, end: int) -> bytes:
         """Return rows `begin` to `end` of floats as the bytes a checkpoint would hold of them.
 
-        Raises: CheckpointError for what are no finite numbers.
+        Raises: CheckpointError for what are not finite numbers.
         """
         values = self.floats(begin, end)
         return (values if self.dtype == "F32" else self._rows(begin, end)).tobytes()
@@ -128,7 +128,7 @@ class GgufWeight:
     def _check(self, values: Floats, begin: int, end: int) -> None:
         if not np.isfinite(values).all():
             raise CheckpointError(
-                f"{self.tensor.file}: {self.tensor.name} holds values that are no finite numbers, "
+                f"{self.tensor.file}: {self.tensor.name} holds values that are not finite numbers, "
                 f"in rows {begin} to {end - 1}; fetch the file again, or another one"
             )
 

@@ -140,7 +140,7 @@ def _words(module: LayerTensors, scheme: Scheme) -> PackedWeight:
         raise module.wrong(
             "weight_packed",
             f"has shape {[outputs, words]} for a weight of {list(stated)} in "
-            f"{' or '.join(map(str, scheme.bits))} bits, which are no codes of 4 or 8 bits of it",
+            f"{' or '.join(map(str, scheme.bits))} bits, which are not codes of 4 or 8 bits of it",
         )
     bits, inputs = fitting[0], stated[1]
     group, scales = _scales(module, scheme, "weight_scale", FLOAT_TYPES, (outputs, inputs))
@@ -285,7 +285,7 @@ def _fp4(module: LayerTensors) -> PackedWeight:
         found = _as_floats(module.array("weight_scale")[begin:end])
         if not whole:
             return found
-        with np.errstate(all="ignore"):  # what is no number is refused
+        with np.errstate(all="ignore"):  # what is not a number is refused
             return found / _as_floats(module.array("weight_global_scale").reshape(1, 1))
 
     layout = WeightLayout("weight_packed", codes, scales)

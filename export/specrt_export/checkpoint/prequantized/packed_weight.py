@@ -54,7 +54,7 @@ class LayerTensors:
         return map_array(self.tensors[part])
 
     def wrong(self, part: str, what: str) -> CheckpointError:
-        """Return what says that a tensor does not fit those beside it."""
+        """Return what says that a tensor does not fit those next to it."""
         return CheckpointError(
             f"{self.tensors[part].file}: {self.name}.{part} {what}. Check that config.json and "
             "weights are of one checkpoint, and fetch both again"
@@ -191,7 +191,7 @@ class PackedWeight:
     def _infinite(self, begin: int, end: int) -> CheckpointError:
         return self.module.wrong(
             self.layout.part,
-            f"comes to what are no finite numbers, in rows {begin} to {end - 1}",
+            f"comes to what are not finite numbers, in rows {begin} to {end - 1}",
         )
 
     def floats(self, begin: int, end: int) -> Floats:

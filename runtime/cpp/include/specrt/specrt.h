@@ -60,7 +60,7 @@ typedef int32_t specrt_status;
 enum {
   SPECRT_OK = 0,
   SPECRT_INVALID_ARGUMENT = 1, /* NULL, a value out of range, an option there is not */
-  SPECRT_CLOSED = 2,           /* the handle, or the generator behind it, was closed */
+  SPECRT_CLOSED = 2,           /* the handle, or its generator, was closed */
   SPECRT_BUSY = 3,             /* another call runs on this session */
   SPECRT_BUNDLE = 4,           /* missing, damaged, of a newer version, of another machine */
   SPECRT_ENGINE = 5,           /* an engine library is missing, or a pass failed */
@@ -149,7 +149,7 @@ SPECRT_API specrt_status specrt_generator_memory(specrt_generator* generator,
                                                  specrt_memory* memory);
 
 /* Close a generator and its sessions. What runs ends with SPECRT_CLOSED; memory is given back once
- * the last call that runs has returned. NULL is no error. */
+ * the last call that runs has returned. NULL is not an error. */
 SPECRT_API specrt_status specrt_generator_close(specrt_generator* generator);
 
 /* Turn text into token ids, and back. `count` and `bytes` are set to what there is, also where
@@ -161,7 +161,7 @@ SPECRT_API specrt_status specrt_decode(specrt_generator* generator, const int64_
                                        size_t count, char* text, size_t capacity, size_t* bytes);
 
 /* The bytes that a token adds to a text; they may be a part of a character. Special tokens have
- * none. `bytes` may be NULL where the capacity is 0; no zero is written behind them. */
+ * none. `bytes` may be NULL where the capacity is 0; no zero is written after them. */
 SPECRT_API specrt_status specrt_token_bytes(specrt_generator* generator, int64_t token, char* bytes,
                                             size_t capacity, size_t* count);
 
@@ -205,7 +205,7 @@ SPECRT_API specrt_status specrt_params_add_bias(specrt_params* params, int64_t t
  * drafted ones included. Minus infinity rules a token out. Called for each row looked at, on the
  * thread that runs its pass: native, the generating one; hosted, where sessions share passes, that
  * of any session. Must not generate. Returns 0, or anything else to end the generation with
- * SPECRT_CALLBACK; so does a score that is left NaN or plus infinity. Behind drafted tokens it ends
+ * SPECRT_CALLBACK; so does a score that is left NaN or plus infinity. After drafted tokens it ends
  * it only if the text gets there: it is called again then. None is called, or still runs, once its
  * generation has ended: the function that generates has returned, `specrt_next` has set NULL, or,
  * where nobody reads on, `specrt_session_close` has returned. */
@@ -327,7 +327,7 @@ SPECRT_API specrt_status specrt_session_prompt_logprobs(specrt_session* session,
 SPECRT_API specrt_status specrt_session_json(specrt_session* session, const char** json,
                                              size_t* bytes);
 
-/* Close a session; what it generates ends with SPECRT_CLOSED. NULL is no error. */
+/* Close a session; what it generates ends with SPECRT_CLOSED. NULL is not an error. */
 SPECRT_API specrt_status specrt_session_close(specrt_session* session);
 
 #ifdef __cplusplus

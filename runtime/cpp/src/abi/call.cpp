@@ -110,7 +110,7 @@ specrt_status caught() noexcept {
   } catch (const std::exception& error) {
     return keep(SPECRT_INTERNAL, error.what());
   } catch (...) {
-    return keep(SPECRT_INTERNAL, "something was thrown that is no std::exception");
+    return keep(SPECRT_INTERNAL, "something was thrown that is not a std::exception");
   }
 }
 

@@ -67,7 +67,7 @@ void Handles::check(Kind kind, Handle handle) const {
   const Handle number = handle >> kKindBits;
   const auto result = static_cast<Kind>(handle & kKindMask);
   const bool given_out = number >= 1 && number <= last_ && (handle & kKindMask) != 0;
-  if (!given_out) invalid(name + " is no handle of this library; " + remedy(kind));
+  if (!given_out) invalid(name + " is not a handle of this library; " + remedy(kind));
   if (result != kind)
     invalid(name + " is the handle of a " + name_of(result) + "; " + remedy(kind));
 }

@@ -32,7 +32,7 @@ std::int32_t guarded_call(const char* what, CallbackError& error, Function funct
   } catch (const std::exception& thrown) {
     error.set(std::string(what) + " threw: " + thrown.what());
   } catch (...) {
-    error.set(std::string(what) + " threw something that is no std::exception");
+    error.set(std::string(what) + " threw something that is not a std::exception");
   }
   return 1;
 }

@@ -278,7 +278,7 @@ bool Session::step() {
     if (stopped() && (is_end || status == SPECRT_CALLBACK)) return false;
     fail(status, error.what());
   } catch (...) {
-    fail(SPECRT_INTERNAL, "something was thrown that is no std::exception");
+    fail(SPECRT_INTERNAL, "something was thrown that is not a std::exception");
   }
   if (const auto thrown = thrown_->get()) fail(SPECRT_CALLBACK, *thrown);
   return more;

@@ -43,7 +43,7 @@ Struct read_sized(const Struct* given, const char* name, std::size_t least) {
   return known;
 }
 
-// Write results behind the caller's `size`, which stays.
+// Write results after the caller's `size`, which stays.
 template <typename Struct>
 void write_sized(Struct* out, const Struct& result, const char* name, std::size_t least) {
   const std::size_t size = std::min(checked_size(out, name, least), sizeof(Struct));

@@ -48,7 +48,7 @@ struct ThreadRecord {
 
 pthread_key_t own_key();
 
-// At the end of a thread, behind everything that is thread_local in C++. What others keep in keys
+// At the end of a thread, after everything that is thread_local in C++. What others keep in keys
 // may still use Python, so that they go first.
 void thread_ends(void* value) {
   auto* const own = static_cast<ThreadRecord*>(value);

@@ -98,7 +98,7 @@ void in_parts(std::size_t count, const Body& body, std::size_t at = 0) {
 }
 
 // Add a head's biases to the scores of the keys from `begin`, the first of a group, to `last`,
-// which lies behind the key of the query itself.
+// which lies after the key of the query itself.
 template <class V>
 void add_biases(const float* biases, std::size_t reach, float* scores, std::size_t begin,
                 std::size_t last) {
@@ -231,7 +231,7 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
   const std::size_t ahead = is_cut ? block : kKeysAhead;
   for (std::size_t key = begin(0); key < last; key += block)
     in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
-      // Keys that all of them see are read once; before and behind those, each goes on with its
+      // Keys that all of them see are read once; before and after those, each goes on with its
       // own. What another token's value holds, and be it no number, reaches none that does not see
       // it.
       const std::size_t stop = key + block < last ? key + block : last;

@@ -1,9 +1,9 @@
 // Kernels for narrow passes: products of few rows with weights that are stored once, in tiles.
 //
 // Every number that a row comes to depends on that row and the weights alone: not on the rows
-// beside it, on the number of threads, nor on the instruction set. Sums of codes are whole numbers;
-// sums of floats run in one order, with one rounding a multiply-add. So all kernels give the same
-// bits.
+// next to it, on the number of threads, nor on the instruction set. Sums of codes are whole
+// numbers; sums of floats run in one order, with one rounding a multiply-add. So all kernels give
+// the same bits.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ constexpr std::size_t kMostBlock = 65536;
 
 enum class Format { int4, int8, fp4, fp8, bf16, fp16, fp32 };
 
-// What is taken off the weights of a block beside their scale.
+// What is taken off the weights of a block next to their scale.
 enum class Offset { none, zeros, minimums };
 
 enum class Activation { none, silu, gelu };
@@ -51,7 +51,7 @@ enum class Activation { none, silu, gelu };
 //
 // int8 is 128 more than the code. int4 are two to a byte and 8 more than the code: the low half is
 // input 8 g + i, the high half input 8 g + 4 + i. With zeros they are what the zero is taken off:
-// scale * (code - zero). Zeros are bytes; those of two blocks of int4 lie behind the first one, two
+// scale * (code - zero). Zeros are bytes; those of two blocks of int4 lie after the first one, two
 // to a byte, its own in the low halves: so that vectors of codes never lie in two lines of a cache.
 // With minimums, floats as wide as the scales, codes are as they are, from 0:
 // scale * code - minimum. fp4 lie as int4 and are indices of kValues. fp8 is E4M3.
@@ -75,19 +75,19 @@ struct Weights {
     if (format == Format::int8 || format == Format::fp8) return kTile * some;
     return kTile * some * (format == Format::fp32 ? 4 : 2);
   }
-  // Bytes of the zeros or minimums of a tile that lie behind a block.
+  // Bytes of the zeros or minimums of a tile that lie after a block.
   std::size_t offset_bytes(std::size_t index) const {
     if (offset == Offset::none) return 0;
     if (offset == Offset::minimums) return kTile * scale_bytes;
     return format == Format::int4 && index % 2 != 0 ? 0 : kTile;
   }
-  // Bytes of a tile beside the values of the first blocks.
+  // Bytes of a tile next to the values of the first blocks.
   std::size_t beside_bytes(std::size_t blocks) const {
     const bool are_halves = offset == Offset::zeros && format == Format::int4;
     return blocks * kTile * scale_bytes +
            (are_halves ? (blocks + 1) / 2 : blocks) * offset_bytes(0);
   }
-  // How far the zeros of a block lie behind its scales; those of an odd one of int4 lie before it.
+  // How far the zeros of a block lie after its scales; those of an odd one of int4 lie before it.
   std::ptrdiff_t zeros_at(std::size_t tile, std::size_t index) const {
     const auto strip = static_cast<std::ptrdiff_t>(strip_tiles(tile));
     const auto scales = static_cast<std::ptrdiff_t>(kTile * scale_bytes);
@@ -163,7 +163,7 @@ struct Attention {
   float softcap;  // 0: none
 
   // Keys of one row and head lie in groups of 16 positions, [positions / 16][head_dim][16]; values
-  // as [positions][value_stride], with zeros behind the head.
+  // as [positions][value_stride], with zeros after the head.
   float* keys;
   float* values;
   const float* cosines;  // [.., angles / 2]
@@ -185,7 +185,7 @@ struct Attention {
 struct Tokens {
   const std::int64_t* rows;
   const std::int64_t* positions;
-  const std::int64_t* ends;  // behind the last position that each sees; none: it sees up to its own
+  const std::int64_t* ends;  // after the last position that each sees; none: it sees up to its own
   std::size_t first_query;   // tokens before it have keys and values alone
   // [tokens, stride] each
   const float* queries;
@@ -217,7 +217,7 @@ struct Kernels {
   // Norm rows [rows, inputs] into y, which is other memory.
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, std::size_t inputs,
                     float* y);
-  // Find the first of the largest of `count` logits, -1 where one is no number or the largest is
+  // Find the first of the largest of `count` logits, -1 where one is not a number or the largest is
   // infinite; and its share of the softmax where `confidence` is given, no number then.
   void (*score)(const float* logits, std::size_t count, std::int64_t* best, float* confidence);
   // Loops that measure what a machine can do at most; see limits.hpp.

@@ -67,7 +67,7 @@ struct Neon {
     return each<Floats>(
         [&](int i) { return vfmaq_f32(c.quarters[i], a.quarters[i], b.quarters[i]); });
   }
-  // By comparison: vmaxq returns what is no number from either side, and 0 of 0 and -0.
+  // By comparison: vmaxq returns what is not a number from either side, and 0 of 0 and -0.
   static Floats at_least(const Floats& a, const Floats& b) {
     return each<Floats>([&](int i) {
       return vbslq_f32(vcgtq_f32(b.quarters[i], a.quarters[i]), b.quarters[i], a.quarters[i]);

@@ -9,8 +9,8 @@
 //     are not quantized; norm: none, rms, layer; epsilon.
 //
 //   Scores(logits) -> argmax (, confidence)
-//     logits [..., V]; argmax [...] int64, the first of the largest, -1 where one is no number or
-//     the largest is infinite; confidence [...], its share of the softmax, no number then.
+//     logits [..., V]; argmax [...] int64, the first of the largest, -1 where one is not a number
+//     or the largest is infinite; confidence [...], its share of the softmax, no number then.
 //
 //   Embedding(tokens, values) -> y
 //     tokens [...] int64; y [..., K], the rows of a table; attributes as above.
@@ -698,7 +698,7 @@ class AttentionOperator : public Operator {
            tokens.positions[token] == tokens.positions[token - 1] + 1;
   }
 
-  // Behind the last of the queries that follow each other, for each of them.
+  // After the last of the queries that follow each other, for each of them.
   static std::vector<std::int64_t> ends_of_runs(const Tokens& tokens, std::size_t count) {
     std::vector<std::int64_t> ends(count);
     for (std::size_t token = count; token-- > 0;)

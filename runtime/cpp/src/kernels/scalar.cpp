@@ -35,7 +35,7 @@ struct Scalar {
     __builtin_memcpy(&value, &bits, sizeof value);
     return value;
   }
-  // Normal numbers, then those below 2^-14, then infinities and what is no number.
+  // Normal numbers, then those below 2^-14, then infinities and what is not a number.
   static float widen_fp16(std::uint16_t half) {
     const std::uint32_t sign = (half & 0x8000U) << 16, rest = half & 0x7fffU;
     if (rest >= 0x7c00) return from_bits(sign | 0x7f800000U | (rest & 0x3ffU) << 13);

@@ -8,7 +8,7 @@
 constexpr std::size_t kPartLogits = 1024;
 
 // Softmax as Milakov and Gimelshein 2018, arXiv:1805.02867, compute it: a part that has a larger
-// logit makes the sum of those before it smaller. Lanes behind the last logit are minus infinity.
+// logit makes the sum of those before it smaller. Lanes after the last logit are minus infinity.
 template <class V>
 void score_row(const float* logits, std::size_t count, std::int64_t* best, float* confidence) {
   const float lowest = -__builtin_huge_valf();
@@ -20,7 +20,7 @@ void score_row(const float* logits, std::size_t count, std::int64_t* best, float
   for (std::size_t first = 0; first < count && has_numbers; first += kPartLogits) {
     const std::size_t last = count - first < kPartLogits ? count : first + kPartLogits;
     auto most = bottom;
-    auto magnitude = V::fill(0);  // as bits: what is no number is largest
+    auto magnitude = V::fill(0);  // as bits: what is not a number is largest
     for (std::size_t i = first; i < last; i += kTile) {
       const auto part = load_before<V>(logits, i, last, lowest);
       most = V::at_least(part, most);

@@ -192,7 +192,7 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
   const std::size_t fetched = strip * 64 / chunk.readings;
   const std::uint8_t* values =
       weights.values + weights.strip_values(chunk.tile, chunk.begin * block) + side * 64;
-  // Zeros of two blocks of int4 lie behind the first one; no chunk begins with the second.
+  // Zeros of two blocks of int4 lie after the first one; no chunk begins with the second.
   constexpr bool are_halves = O == Offset::zeros && Bits == 4;
   const std::size_t beside[] = {strip * (tile_scales + weights.offset_bytes(0)),
                                 strip * (tile_scales + weights.offset_bytes(1))};
@@ -370,8 +370,8 @@ void with_shape(std::size_t rows, std::size_t tiles, const Body& body) {
 // Rows that are multiplied with a strip before the next ones: their sums lie in the first cache.
 constexpr std::size_t kPanelRows = 32;
 // Bytes of a strip of int8 that up to some rows read again from the first cache. Those of the next
-// ones are fetched beside them. Other formats and more rows take longer to multiply than the second
-// cache to read, and to begin chunks takes a tenth.
+// ones are fetched next to them. Other formats and more rows take longer to multiply than the
+// second cache to read, and to begin chunks takes a tenth.
 constexpr std::size_t kChunkBytes = 17 << 10, kChunkRows = 16;
 
 // Run `body(R, T, chunk)` over all rows and tiles, and over `steps` of the inputs. A strip comes
@@ -489,7 +489,7 @@ void quantize_rows(const float* x, std::size_t rows, std::size_t inputs, std::si
   const std::size_t blocks = rows * (inputs / block);
   for (std::size_t b = 0; b < blocks; b++) {
     const float* from = x + b * block;
-    // Of the bits without sign: as whole numbers, what is no number is largest.
+    // Of the bits without sign: as whole numbers, what is not a number is largest.
     auto most = V::fill(0);
     for (std::size_t i = 0; i < block; i += kTile)
       most = V::most(most, V::magnitude(V::load(from + i)));

@@ -72,7 +72,7 @@ void shut_down() {}
 
 namespace specrt {
 
-// Here is no lock that an application could hold.
+// Here is not a lock that an application could hold.
 LockRelease::LockRelease() noexcept = default;
 LockRelease::~LockRelease() = default;
 

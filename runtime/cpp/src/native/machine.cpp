@@ -130,7 +130,7 @@ bool to_number(const std::string& text, std::uint64_t& number) {
   return true;
 }
 
-// The number behind a word at the beginning of a line; 0 where there is none.
+// The number after a word at the beginning of a line; 0 where there is none.
 std::uint64_t entry(const std::string& text, const std::string& word) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {

@@ -66,7 +66,7 @@ class Company {
 };
 
 // What a step took: tokens made, those drafted by all rows and by the one that drafted most, and
-// how many rows ran the first of so many draft passes; none where that is no measure. Where
+// how many rows ran the first of so many draft passes; none where that is not a measure. Where
 // `verify_ns` is 0 the step is none either: a draft read a prompt. A probe still pays.
 struct StepTimes {
   int made, drafted, widest;

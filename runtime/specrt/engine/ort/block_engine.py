@@ -57,10 +57,10 @@ def read_block(session: Any, vocabulary: int) -> BlockShape:
 
 
 class OrtBlockEngine(OrtEngine):
-    """A block head beside its target, fed with tokens at their own positions as any draft is.
+    """A block head next to its target, fed with tokens at their own positions as any draft is.
 
     A pass of tokens at `start` writes keys and values of what the target left at the positions of
-    all but the last one; the last one, and mask tokens behind it, are the block. So `rows` is how
+    all but the last one; the last one, and mask tokens after it, are the block. So `rows` is how
     many tokens are drafted, and a pass counts as many positions as it was fed, less one: those of
     the block are junk, which the next pass writes over.
 
@@ -195,7 +195,7 @@ class OrtBlockEngine(OrtEngine):
             )
 
     def _check_recursive(self, feed: Feed) -> None:
-        """Refuse a feed behind no block.
+        """Refuse a feed after no block.
 
         Raises: EngineError.
         """
@@ -203,7 +203,7 @@ class OrtBlockEngine(OrtEngine):
         scored = 0 if scores is None else scores.argmax.shape[1]
         if len(feed.tokens) != 1 or feed.rows != 1 or not 0 < feed.start - begin < scored:
             raise EngineError(
-                f"a recursive feed of {len(feed.tokens)} tokens at {feed.start} is not behind the "
+                f"a recursive feed of {len(feed.tokens)} tokens at {feed.start} is not after the "
                 f"last block of row {feed.row}, which scored {scored} tokens from {begin} on"
             )
 

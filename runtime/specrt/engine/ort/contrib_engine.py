@@ -31,7 +31,7 @@ MOST_BINDINGS = 64
 class ContribEngine:
     """A saved graph for one row, over the KV buffers of one or more.
 
-    A row has the same bits beside any others, as it has a pass of its own, and at every width:
+    A row has the same bits next to any others, as it has a pass of its own, and at every width:
     graphs of targets pad their tokens to an even number, and have a position more for it.
 
     Shapes: the KV buffers of a row are [1, kv_heads, P, head_dim], P being `max_length` or one

@@ -80,7 +80,7 @@ _WARNING, _ERROR = 2, 3
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Keep ONNX Runtime from warning that CUDA is no plugin, which it looks for first.
+    """Keep ONNX Runtime from warning that CUDA is not a plugin, which it looks for first.
 
     It does so in the log of the process, whatever a session's options say.
     """
@@ -153,13 +153,13 @@ def _check_device(path: Path, device_id: int) -> None:
 def _options(device: str) -> Any:
     options = silent_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.use_per_session_threads = not shared_pool  # beside a shared pool others are refused
+    options.use_per_session_threads = not shared_pool  # next to a shared pool others are refused
     if device == "cuda":
         options.intra_op_num_threads = 1
         # A node without a CUDA kernel would be slow, and cannot be captured: better an error.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     else:
-        # Only checks run here, beside other work: waiting threads must not take its cores.
+        # Only checks run here, next to other work: waiting threads must not take its cores.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 

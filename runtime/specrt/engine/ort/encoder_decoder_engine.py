@@ -42,7 +42,7 @@ class EncoderDecoderEngine(OrtEngine):
     """A decoder over the KV buffers of its rows, and the cross keys and values of their sources.
 
     `hidden` are the hidden states [E, W] of each row's source, which a draft without an encoder of
-    its own reads. Such a draft without its target beside it has hidden states for sources.
+    its own reads. Such a draft without its target next to it has hidden states for sources.
     Shapes: cross keys of a layer are [batch, heads, E / 16, head_dim, 16] and its cross values
         [batch, heads, E, head_dim], E being `max_source` in whole groups of 16.
     """

@@ -52,7 +52,7 @@ class Weight:
 
 
 def mapped_weights(path: Path, files: Mapping[str, HeldFile]) -> list[Weight]:
-    """Return the weights that a graph keeps in other files; `files` are those beside it.
+    """Return the weights that a graph keeps in other files; `files` are those next to it.
 
     Raises: EngineError for weights that are elsewhere.
     """
@@ -79,10 +79,12 @@ def _sound(path: Path) -> Iterator[None]:
     except KeyError as error:
         raise EngineError(
             f"{path} needs the file {error.args[0]!r}, which is not among those that the manifest "
-            "lists beside it: build the bundle again with `specrt build RECIPE`"
+            "lists next to it: build the bundle again with `specrt build RECIPE`"
         ) from None
     except (ValueError, IndexError) as error:
-        raise EngineError(f"{path} is no sound graph ({error}); build the bundle again") from error
+        raise EngineError(
+            f"{path} is not a sound graph ({error}); build the bundle again"
+        ) from error
 
 
 def _weight(fields: Mapping[int, list[Any]], files: Mapping[str, HeldFile]) -> Weight:
@@ -108,7 +110,7 @@ def _place(fields: Mapping[int, list[Any]]) -> dict[str, str]:
 def _external(model: bytes) -> Iterator[dict[int, list[Any]]]:
     """Yield the fields of every tensor that says its bytes lie elsewhere.
 
-    Raises: ValueError for one that is no initializer of the graph itself.
+    Raises: ValueError for one that is not an initializer of the graph itself.
     """
     left = [("model", model, "")]
     while left:
@@ -119,7 +121,7 @@ def _external(model: bytes) -> Iterator[dict[int, list[Any]]]:
                 fields.setdefault(number, []).append(value)
             if fields.get(_LOCATION, [0])[-1]:
                 if way != "model graph ":
-                    raise ValueError("a tensor that is no initializer lies in another file")
+                    raise ValueError("a tensor that is not an initializer lies in another file")
                 yield fields
             continue
         for number, value in fields_of(data):

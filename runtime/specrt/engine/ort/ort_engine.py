@@ -52,7 +52,7 @@ class RowScores(NamedTuple):
 class OrtEngine:
     """A saved graph of the CPU kernels, over the KV buffers of one or more rows.
 
-    A pass costs what its tokens cost, of whichever rows. A row has the same bits beside any others
+    A pass costs what its tokens cost, of whichever rows. A row has the same bits next to any others
     and at every width.
 
     Shapes: the KV buffers of a layer are [batch, kv_heads, P / 16, head_dim, 16] for keys and
@@ -298,7 +298,7 @@ def keep_features(features: NDArray[np.float32], feed: Feed, passed: NDArray[np.
 
 
 def check_hidden(feed: Feed) -> NDArray[np.float32]:
-    """Return what a head reads beside each token of a feed.
+    """Return what a head reads next to each token of a feed.
 
     Raises: EngineError where there is nothing.
     """
@@ -340,7 +340,7 @@ def open_session(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Open a saved graph; return its session, and the weights that must live as long.
 
-    Weights are used where `files`, those beside the graph, have them mapped.
+    Weights are used where `files`, those next to the graph, have them mapped.
     Raises: EngineError when the library refuses it, or a file is not among them.
     """
     options = silent_options()

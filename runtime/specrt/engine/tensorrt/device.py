@@ -337,7 +337,7 @@ class CudaDevice:
 
         Raises: EngineError where the device is lost.
         """
-        self._checked.attempt(self._cuda.cudaGetLastError)  # libraries ask for it behind a launch
+        self._checked.attempt(self._cuda.cudaGetLastError)  # libraries ask for it after a launch
         self.wait()
 
     def close(self) -> None:

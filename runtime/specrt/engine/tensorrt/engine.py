@@ -368,7 +368,7 @@ def open_tensorrt(spec: EngineSpec) -> LeasedEngine:
 
 
 def read_plan_record(path: Path, spec: EngineSpec) -> tuple[EngineRecord, Library]:
-    """Read the record beside a plan, hold it to this machine, and return its library, too.
+    """Read the record next to a plan, hold it to this machine, and return its library, too.
 
     Raises: BundleError for one that cannot be read; EngineError saying what differs from where the
         plan was built.

@@ -23,7 +23,7 @@ FORMAT = 1
 FILE_NAME = "engine.json"
 
 RECORD = ".json"
-"""Ends the name of the record beside a plan."""
+"""Ends the name of the record next to a plan."""
 
 PLAN = "engine.plan"
 """The plan it describes, in the same folder."""
@@ -55,12 +55,12 @@ KV_LENGTH = "kv_length"
 
 
 FEATURE, HIDDEN, STATE = "feature", "hidden", "state"
-"""What a target leaves at each position for its head, what a head reads beside each token, and what
+"""What a target leaves at each position for its head, what a head reads with each token, and what
 it goes on from where the target's is not known; all fp32."""
 
 
 ENCODER, CROSS = "encoder", "cross"
-"""Plans that condition the decoder of an encoder-decoder; they lie beside its own."""
+"""Plans that condition the decoder of an encoder-decoder; they lie next to its own."""
 
 SOURCE_LENGTH, LENGTH = "source_length", "length"
 """What tells a decoder how long the source of each row is, and cross projections that of one."""
@@ -202,7 +202,7 @@ class EngineRecord:
     feature: Annotated[int, Interval(0, 10**6)] = 0
     """Width of the output `feature`, which a target leaves for its head; 0 without one."""
     hidden: Annotated[int, Interval(0, 10**6)] = 0
-    """Width of a head's input `hidden` and of its output `state`; 0 for what is no head."""
+    """Width of a head's input `hidden` and of its output `state`; 0 for what is not a head."""
     part: str = ""
     """`encoder` or `cross` of a plan that conditions a decoder; empty for a model's own."""
     source: SourceShape | None = None

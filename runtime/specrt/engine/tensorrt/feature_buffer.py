@@ -13,10 +13,10 @@ ITEM_BYTES = 4
 
 
 class FeatureBuffer:
-    """What a target leaves at each position for its head, beside its KV buffers.
+    """What a target leaves at each position for its head, next to its KV buffers.
 
     A pass writes its features to one place, so that it can be captured, and they are copied to
-    their positions behind it. Nothing of them comes to the host.
+    their positions after it. Nothing of them comes to the host.
 
     Where the target has not been a head keeps the states that it goes on from: the target's next
     pass begins there, and overwrites them.

@@ -234,7 +234,7 @@ class CapturedRounds:
         `pending` are the tokens that the draft's cache lacks, the last committed one included;
         `last` is that one. The target has then run the pass of `last` and what was drafted: its
         next `forward` of just them gives the scores. Not so after a drafted -1: the target was fed
-        what is no token.
+        what is not a token.
         Raises: EngineError for a round that does not fit, or where the device fails; the latter
             ends both engines.
         """

@@ -23,7 +23,7 @@ from specrt.errors import EngineError
 
 
 class HeadStates:
-    """What the passes of a head read beside their tokens, and what the next ones may go on from.
+    """What the passes of a head read next to their tokens, and what the next ones may go on from.
 
     Both lie on the device: the features of the target, and of each row the state at the last
     position that it was fed.
@@ -55,7 +55,7 @@ class HeadStates:
 
 
 class TensorRtHead:
-    """A head beside its target on one device; see `HeadEngine` for what it is fed.
+    """A head next to its target on one device; see `HeadEngine` for what it is fed.
 
     Rows are padded to one width as those of other plans are, and so may be fed the end of their
     prefix again: what they read then is still in the target's buffer. It is closed with the target.

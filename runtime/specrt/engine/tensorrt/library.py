@@ -216,7 +216,7 @@ def open_library(backend: str) -> Library:
     Raises: EngineError naming the remedy where it is missing or broken.
     """
     if backend not in FLAVOURS:
-        raise EngineError(f"{backend!r} is no TensorRT backend{did_you_mean(backend, FLAVOURS)}")
+        raise EngineError(f"{backend!r} is not a TensorRT backend{did_you_mean(backend, FLAVOURS)}")
     flavour = FLAVOURS[backend]
     if not is_installed(backend):
         raise EngineError(
@@ -339,7 +339,7 @@ MOST_KERNELS = 1 << 28
 
 
 def _read_own(path: Path) -> bytes:
-    """Read a file that nobody else may write; nothing where others may, or where it is no file.
+    """Read a file that nobody else may write; nothing where others may, or where it is not a file.
 
     Raises: OSError.
     """

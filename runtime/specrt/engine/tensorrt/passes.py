@@ -363,7 +363,7 @@ class PassRows:
 
 
 class Scores:
-    """What one shape of pass left behind; views that the next pass of its profile overwrites."""
+    """What one shape of pass left; views that the next pass of its profile overwrites."""
 
     argmax: Tokens
     confidence: Confidence | None
@@ -409,7 +409,7 @@ class PlanPass(Protocol):
     def run(self, parity: int, after: Callable[[], object]) -> None:
         """Run the pass and wait for its results; `parity` says which KV buffers it reads.
 
-        `after` puts more on the stream behind it, before the host waits.
+        `after` puts more on the stream after it, before the host waits.
         """
 
     def close(self) -> None:
@@ -483,7 +483,7 @@ class Launcher:
         self.refusal = ""
 
     def run(self, after: Callable[[], object] = nothing) -> None:
-        """Run the work, and what `after` puts behind it, and wait for both."""
+        """Run the work, and what `after` puts after it, and wait for both."""
         if self.graph is not None and self._launch(self.graph, after):
             return
         self._put()
@@ -600,7 +600,7 @@ class WideProfile:
         self._context: TrtContext | None = model.context(profile, shape, self.ports.addresses())
 
     def run(self, shape: PassShape, parity: int, after: Callable[[], object]) -> None:
-        """Enqueue one pass, and what `after` puts behind it, and wait for both."""
+        """Enqueue one pass, and what `after` puts after it, and wait for both."""
         context, model = self._context, self._model
         assert context is not None, "the profile was closed"
         if shape != self._shape:

@@ -29,7 +29,7 @@ class Tensor:
 
 
 GRAPH = ".onnx"
-"""Ends the name of the graph beside a stripped plan, whose weights lie beside it in turn."""
+"""Ends the name of the graph next to a stripped plan, whose weights lie next to it in turn."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def supply(
         graph = path.with_suffix(GRAPH)
         if graph.name not in files:
             raise EngineError(
-                f"{graph} is missing, and the plan beside it holds no weights, or the manifest "
+                f"{graph} is missing, and the plan next to it holds no weights, or the manifest "
                 "does not list it: build the bundle again"
             )
         read = {graph.name, *files_of(graph, files)}
@@ -150,7 +150,7 @@ def open_plan(
 
 
 def check_header(path: Path, head: bytes, length: int, library: Library, again: str) -> None:
-    """Refuse a file that is no plan of this library, before TensorRT sees it."""
+    """Refuse a file that is not a plan of this library, before TensorRT sees it."""
     mark = head[:4]
     if mark not in library.flavour.magics:
         for other in FLAVOURS.values():

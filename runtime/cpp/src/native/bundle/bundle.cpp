@@ -49,7 +49,7 @@ int digits(const std::string& text, std::size_t& at) {
   return number;
 }
 
-// The numbers a version begins with; a major one of -1 for what is no version.
+// The numbers a version begins with; a major one of -1 for what is not a version.
 Release release(const std::string& text) {
   std::size_t at = 0;
   Release version{digits(text, at), 0};

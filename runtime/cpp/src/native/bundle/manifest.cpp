@@ -204,7 +204,7 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
   if (fields.has("accepted"))
     for (const double share : fields.numbers("accepted"))
       if (share > 1)
-        throw std::runtime_error("accepted has a number that is no share; expected 0 to 1");
+        throw std::runtime_error("accepted has a number that is not a share; expected 0 to 1");
   if (fields.has("vocab_map")) model.vocab_map = fields.text("vocab_map");
   if (fields.has("encoder") && fields.record_or_null("encoder"))
     throw std::runtime_error("encoder.cross is missing");
@@ -314,7 +314,7 @@ void refuse_encoder(const std::string& folder, const Json& json) {
 std::string read_text(const std::string& path, std::uint64_t most) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) throw std::runtime_error(std::strerror(errno));
-  if (!S_ISREG(info.st_mode)) throw std::runtime_error("it is no file");  // a pipe would block
+  if (!S_ISREG(info.st_mode)) throw std::runtime_error("it is not a file");  // a pipe would block
   if (static_cast<std::uint64_t>(info.st_size) > most)
     throw std::runtime_error("it has more than " + std::to_string(most) + " bytes");
   std::ifstream file(path, std::ios::binary);

@@ -27,7 +27,7 @@ Record read_manifest(const std::string& folder);
 void check_manifest(const Record& record, const std::vector<std::int64_t>& gammas,
                     const std::map<std::string, std::vector<std::int64_t>>& windows);
 
-// The text of a file that may be anything. Throws std::runtime_error for what is no file, or has
+// The text of a file that may be anything. Throws std::runtime_error for what is not a file, or has
 // more than so many bytes.
 std::string read_text(const std::string& path, std::uint64_t most);
 

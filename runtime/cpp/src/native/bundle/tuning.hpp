@@ -1,4 +1,4 @@
-// The record of `specrt tune` beside a manifest, where it holds on this machine.
+// The record of `specrt tune` next to a manifest, where it holds on this machine.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace specrt::native {
 
-// The tuning beside a manifest, or why the one that is there is not used; neither where there is
+// The tuning next to a manifest, or why the one that is there is not used; neither where there is
 // none. `library` is what runs the target, such as "onnxruntime 1.31.1".
 struct TuningResult {
   std::optional<Tuning> tuning;

@@ -78,13 +78,13 @@ class Message {
         take(4);
         return true;
       default:
-        throw std::runtime_error("it is no ONNX model");
+        throw std::runtime_error("it is not ONNX model");
     }
   }
 
  private:
   std::string_view take(std::uint64_t count) {
-    if (count > left_.size()) throw std::runtime_error("it is no ONNX model, or cut off");
+    if (count > left_.size()) throw std::runtime_error("it is not ONNX model, or cut off");
     const std::string_view taken = left_.substr(0, count);
     left_.remove_prefix(count);
     return taken;
@@ -97,7 +97,7 @@ class Message {
       value |= std::uint64_t{byte & 0x7FU} << shift;
       if (byte < 0x80) return value;
     }
-    throw std::runtime_error("it is no ONNX model");
+    throw std::runtime_error("it is not ONNX model");
   }
 
   std::string_view left_;

@@ -9,7 +9,7 @@
 namespace specrt::native {
 
 Output Engine::forward_recursive(Token, std::size_t) {
-  throw Failure(SPECRT_ENGINE, "an engine that is no head was to go on from a state of its own");
+  throw Failure(SPECRT_ENGINE, "an engine that is not a head was to go on from a state of its own");
 }
 
 HeadEngine::HeadEngine(std::unique_ptr<Engine> engine, const Engine& target, std::size_t features)

@@ -1,4 +1,4 @@
-// Heads: small drafts that read, beside each token, the features that the target left before it.
+// Heads: small drafts that read, next to each token, the features that the target left before it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace specrt::native {
 
-// A head beside its target, fed with tokens at their own positions as any draft is. A token at
+// A head next to its target, fed with tokens at their own positions as any draft is. A token at
 // position t is paired with the target's feature of position t - 1, and the pair stands at position
 // t - 1 of the head's own KV buffers. A token that the head drafted itself is paired with what the
 // last pass left instead. The first token of a text has no pair. See specrt.engine.head_engine.

@@ -27,7 +27,7 @@ class DeferredScores {
   virtual float* read() = 0;
 };
 
-// What a forward pass left behind: views that the next pass of the same engine overwrites.
+// What a forward pass left: views that the next pass of the same engine overwrites.
 struct Output {
   const Token* argmax;      // [rows]; -1 where a logit is NaN or the best one infinite
   float* logits;            // [rows, vocabulary]; a caller may edit them in place
@@ -50,15 +50,15 @@ class Engine {
   virtual Output forward(const Token* tokens, std::size_t width, std::size_t start,
                          std::size_t rows) = 0;
   // Feed one token that a head drafted itself: it goes on from what its last pass left, and not
-  // from the target's features. Throws Failure(SPECRT_ENGINE) where the engine is no head.
+  // from the target's features. Throws Failure(SPECRT_ENGINE) where the engine is not a head.
   virtual Output forward_recursive(Token token, std::size_t start);
   virtual const Geometry& geometry() const = 0;
   virtual std::size_t max_length() const = 0;
   virtual std::size_t max_width() const = 0;
   // What a target leaves at each position for a head, [max_length, features]; nullptr for none.
   virtual const float* features() const { return nullptr; }
-  // What the graph of a head reads beside each token of the next pass, [max_width, features], to be
-  // filled in before it; nullptr where it reads nothing.
+  // What the graph of a head reads next to each token of the next pass, [max_width, features], to
+  // be filled in before it; nullptr where it reads nothing.
   virtual float* hidden() { return nullptr; }
 };
 

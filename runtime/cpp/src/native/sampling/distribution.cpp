@@ -19,7 +19,7 @@ constexpr double kColdest = 1e-25;
 // Above this all tokens weigh the same anyway, and f32 would take one over it for 0.
 constexpr double kHottest = 1e37;
 
-// Below this exp(x) is no normal number in f32, and nothing beside the likeliest's 1.
+// Below this exp(x) is not a normal number in f32, and nothing next to the likeliest's 1.
 constexpr float kLeast = -87.0F;
 
 // exp(x) for x from kLeast up to 0, good to 2e-7 of it. Without a branch, so that a loop of it

@@ -46,7 +46,8 @@ Distribution residual(const Distribution& target, const Distribution* draft, Tok
 double overlap(const Distribution& target, const Distribution& draft, double weight);
 
 // Temperature, then top-k, top-p, min-p and typical-p. `reach` leaves out tokens less likely than
-// exp(-reach) of the likeliest first. Throws Failure(SPECRT_ENGINE) for logits that are no numbers.
+// exp(-reach) of the likeliest first. Throws Failure(SPECRT_ENGINE) for logits that are not
+// numbers.
 Distribution process(const float* logits, std::size_t vocabulary, const Params& params,
                      double reach = std::numeric_limits<double>::infinity());
 

@@ -63,7 +63,7 @@ class LogitsProcessor {
   virtual void edit(Row row, Span path) = 0;
 };
 
-// Lets only some tokens be. It edits while it copies, which is why it is no LogitsProcessor.
+// Lets only some tokens be. It edits while it copies, which is why it is not a LogitsProcessor.
 class AllowedTokens {
  public:
   AllowedTokens(const std::vector<Token>& ids, std::size_t vocabulary);

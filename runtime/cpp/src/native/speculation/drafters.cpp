@@ -46,7 +46,7 @@ void ModelDrafter::observe(const std::vector<Token>& tokens, const Round& round)
   gamma_->observe(round);
 }
 
-// Feed what the cache lacks, so many drafted tokens behind the committed ones.
+// Feed what the cache lacks, so many drafted tokens after the committed ones.
 Output ModelDrafter::feed(const std::vector<Token>& pending, std::size_t position,
                           std::size_t drafted) {
   if (!is_head_ || drafted == 0) return cache_.feed(pending, 1);
@@ -110,7 +110,7 @@ ModelDrafter::Choice ModelDrafter::draw(const Output& output, std::size_t positi
   const auto& probs = distribution.probs;
   const double confidence = *std::max_element(probs.begin(), probs.end());
   if (!keeps_) return {distribution.draw(noise_, Purpose::kToken, position), confidence};
-  // A token drafted behind a rejection was never judged, and is drawn again in the next round: with
+  // A token drafted after a rejection was never judged, and is drawn again in the next round: with
   // other noise, or the first draw would determine the second. No two rounds begin at the
   // same length.
   const std::size_t place = proposal.distributions.size();

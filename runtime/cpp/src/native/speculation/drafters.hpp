@@ -1,4 +1,4 @@
-// The drafters with a model: alone, and behind a lookup.
+// The drafters with a model: alone, and after a lookup.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,7 @@ class NoDrafter : public Drafter {
 
 }  // namespace
 
-// The policies behind gamma `auto`, one for each source and each mode of
+// The policies of gamma `auto`, one for each source and each mode of
 // choosing tokens. A source is "model", "ngram", or "lookup", which is an n-gram before the model.
 class DrafterPool::Policies {
  public:

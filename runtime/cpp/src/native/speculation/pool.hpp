@@ -1,4 +1,4 @@
-// The drafters of one session, and the policies behind gamma `auto`.
+// The drafters of one session, and the policies of gamma `auto`.
 #pragma once
 
 #include <map>

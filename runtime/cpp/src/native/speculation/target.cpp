@@ -105,7 +105,7 @@ Target::Target(KVCache& cache, const Params& params, const Noise& noise,
     : cache_(cache), params_(params), noise_(noise), processors_(processors) {}
 
 std::vector<Ranked> Target::score_prompt(const std::vector<Token>& prompt) {
-  // Passes are all of one width, the last begins earlier where the text is no multiple of it.
+  // Passes are all of one width, the last begins earlier where the text is not a multiple of it.
   std::vector<Ranked> result;
   const std::size_t length = prompt.size() - 1;
   const std::size_t width =

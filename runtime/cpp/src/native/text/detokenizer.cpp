@@ -25,7 +25,7 @@ std::string Utf8Decoder::push(std::string_view bytes) {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     const auto byte = static_cast<unsigned char>(bytes[i]);
     settle(text);
-    // Python does not say that this is no UTF-8, but half of a surrogate pair, before it is whole.
+    // Python does not say that this is not UTF-8, but half of a surrogate pair, before it is whole.
     if (held_ == "\xED" && byte > high_ && byte < 0xC0 && i + 1 == bytes.size()) {
       late_ = byte;
     } else {

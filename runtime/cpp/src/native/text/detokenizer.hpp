@@ -11,8 +11,9 @@
 
 namespace specrt::native {
 
-// Joins bytes and gives out whole characters. What is no UTF-8 becomes U+FFFD, one for each maximal
-// part that could have begun a character. What comes when is as in Python's incremental decoder.
+// Joins bytes and gives out whole characters. What is not UTF-8 becomes U+FFFD, one for each
+// maximal part that could have begun a character. What comes when is as in Python's incremental
+// decoder.
 class Utf8Decoder {
  public:
   // Add bytes; return the text that became certain.
@@ -43,14 +44,14 @@ class Detokenizer {
   virtual std::string finish() = 0;
 };
 
-// What the tokens of a vocabulary spell, whatever stands beside them.
+// What the tokens of a vocabulary spell, whatever stands next to them.
 struct Spelling {
   std::vector<std::string> bytes;  // of each token; one that it lacks, and a special one, has none
   std::vector<std::string> first;  // of the first one with bytes; empty where those are no others
   std::string stripped;            // what that one loses, where it begins with it
 };
 
-// Joins the bytes of tokens, behind those of the tokens `before`. Half a character at the end of
+// Joins the bytes of tokens, after those of the tokens `before`. Half a character at the end of
 // those is given out once it is completed, and never as U+FFFD.
 class ByteDetokenizer : public Detokenizer {
  public:
@@ -74,7 +75,7 @@ class WindowDetokenizer : public Detokenizer {
  public:
   using Decode = std::function<std::string(const std::vector<Token>&)>;
   static constexpr std::size_t kContext = 4;
-  // Tokens that are no text, as special ones, have no place in the window.
+  // Tokens that are not text, as special ones, have no place in the window.
   WindowDetokenizer(Decode decode, const std::vector<Token>& before,
                     std::function<bool(Token)> is_text);
   std::string push(const Token* ids, std::size_t count) override;

@@ -45,7 +45,7 @@ void find(void* library, const std::string& path, const char* name, Function& fu
 }
 
 // A folder of its own with the files of a tokenizer. The library wants a configuration of a whole
-// model beside them, and takes a folder with a manifest.json for a package of another kind.
+// model next to them, and takes a folder with a manifest.json for a package of another kind.
 class Folder {
  public:
   explicit Folder(const std::filesystem::path& bundle) {

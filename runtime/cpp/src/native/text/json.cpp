@@ -156,7 +156,7 @@ class JsonReader {
         continue;
       }
       const Character one = character(text_, at_);
-      if (!one.valid) fail("bytes that are no UTF-8");
+      if (!one.valid) fail("bytes that are not UTF-8");
       result.append(text_.substr(at_, one.bytes));
       at_ += one.bytes;
     }

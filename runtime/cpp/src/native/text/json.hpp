@@ -56,7 +56,7 @@ class Json {
   std::variant<std::monostate, bool, std::int64_t, double, std::string, Items, Fields> value_;
 };
 
-// A text as a JSON string, quotes included; bytes that are no UTF-8 become U+FFFD.
+// A text as a JSON string, quotes included; bytes that are not UTF-8 become U+FFFD.
 std::string quoted(std::string_view text);
 
 // A number with so many digits after the point, and with all that there are to a double where none

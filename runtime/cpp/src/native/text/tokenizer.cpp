@@ -261,7 +261,7 @@ std::vector<Token> Tokenizer::ids_of(const std::string& text) const {
   return ids;
 }
 
-// The ids of a text in which nothing is a control token: cut behind the first character of each, so
+// The ids of a text in which nothing is a control token: cut after the first character of each, so
 // that the library sees none whole.
 std::vector<Token> Tokenizer::plain_ids_of(const std::string& text) const {
   std::set<std::size_t> cuts = {text.size()};

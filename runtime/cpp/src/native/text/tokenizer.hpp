@@ -20,8 +20,8 @@ namespace specrt::native {
 class Tokenizer {
  public:
   // `library` may be empty: then there is no `encode`. The model scores ids below `scored`; there
-  // is no text of others. Throws Failure(SPECRT_BUNDLE) for what is no tokenizer. What keeps the
-  // library from being used is in `notice`.
+  // is not text of others. Throws Failure(SPECRT_BUNDLE) for what is not a tokenizer. What keeps
+  // the library from being used is in `notice`.
   Tokenizer(const std::string& bundle, const std::string& library, std::optional<Token> bos,
             std::size_t scored);
 
@@ -42,11 +42,11 @@ class Tokenizer {
   std::vector<Token> encode_middle(const std::string& text) const;
   // The text of some ids, special tokens left out.
   std::string decode(const std::vector<Token>& ids) const;
-  // The text of a token behind others; parts of characters are U+FFFD.
+  // The text of a token after others; parts of characters are U+FFFD.
   std::string piece(Token token) const;
-  // The bytes of a token behind others; those of its text where the library decodes.
+  // The bytes of a token after others; those of its text where the library decodes.
   std::string bytes_of(Token token) const;
-  // Makes text of the tokens behind others: with those, less the text of those alone.
+  // Makes text of the tokens after others: with those, less the text of those alone.
   std::unique_ptr<Detokenizer> detokenizer(const std::vector<Token>& before) const;
 
  private:

@@ -37,7 +37,7 @@ MappedFile::MappedFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat info{};
   if (file < 0 || fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
-    const std::string why = file < 0 ? std::strerror(errno) : "it is no file";
+    const std::string why = file < 0 ? std::strerror(errno) : "it is not a file";
     if (file >= 0) close(file);
     refuse(path, "cannot be read (" + why + ")");
   }
@@ -138,7 +138,7 @@ namespace {
 constexpr off_t kMostKernels = off_t{1} << 28;
 
 // No manifest lists kernels, which are made on the device. So they count where only this user or
-// root may write them; empty where others may, and for what is no file.
+// root may write them; empty where others may, and for what is not a file.
 std::string read_own(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return "";

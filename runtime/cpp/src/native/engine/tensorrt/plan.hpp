@@ -32,7 +32,7 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// Refuse a file that is no plan of the library that is linked in, before TensorRT sees it.
+// Refuse a file that is not a plan of the library that is linked in, before TensorRT sees it.
 void check_header(const std::string& path, const MappedFile& file);
 
 // Throws Failure(SPECRT_ENGINE) from every method, saying what was being done.
@@ -62,7 +62,7 @@ class Context {
 // when it meets a shape: where a profile has one size that is done at once; where the width varies,
 // a pass must not wait for a compiler, nor round otherwise once one is done. What was made is
 // shared by the contexts of a plan, and read from the file that the hosted implementation keeps
-// beside it; here none is written.
+// next to it; here none is written.
 class Kernels {
  public:
   explicit Kernels(const std::string& plan) : plan_(plan) {}
