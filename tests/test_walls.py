@@ -1,10 +1,13 @@
-"""Who may import what: one table, checked file by file, lazy imports included."""
+"""Who may import what, and in which words: tables, checked file by file."""
 
 from __future__ import annotations
 
 import ast
+import io
+import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -212,6 +215,45 @@ def test_a_token_passes_few_files(generator: Generator) -> None:
     stream.close()
     ours = sorted(str(path) for path in MODULES.values() if str(path) in passed)
     assert 9 < len(ours) <= 13, ours
+
+
+NOT_PLAIN = {
+    r"(?<!fall )(?<!falls )(?<!falling )(?<!furthest )\bbehind (?!OpenAI|`)\w": "after, of",
+    r"(?<!-)\bbeside \w": "next to, with",
+    r"(?<![Tt]here )\b(?:is|are) no (?!longer|more|other|less|reason|such|faster)\w": "is not a",
+}
+"""Words of comments, docstrings and messages, and what replaces them."""
+
+
+def sentences(code: str) -> Iterator[str]:
+    """Yield what a module says: its comments, and texts of several words."""
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING):
+            yield " ".join(token.string.split())
+
+
+def test_words_are_plain() -> None:
+    said = [
+        f"{name}: {found.group()!r} ({plain}) in {sentence[:90]}"
+        for name, path in MODULES.items()
+        for sentence in sentences(path.read_text("utf-8"))
+        for words, plain in NOT_PLAIN.items()
+        for found in re.finditer(words, sentence)
+    ]
+    assert said == []
+
+
+def test_the_first_line_of_a_docstring_names_its_subject() -> None:
+    firsts = [
+        (name, node.value.value.strip().partition("\n")[0])
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+    assert len(firsts) > 5000
+    assert [one for one in firsts if re.search(r"\b(those|that) of\b", one[1], re.I)] == []
 
 
 def test_importing_specrt_loads_no_engine_library_and_no_build_machine() -> None:

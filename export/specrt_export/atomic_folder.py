@@ -17,7 +17,7 @@ from specrt.errors import BuildError, shortage
 _AT_FDCWD, _EXCHANGE = -100, 2
 
 _LEFT = re.compile(r"([0-9]{1,9})\.\w+\.(part|old)")
-"""What follows the name of a bundle in that of a folder it is built in: process, chance, state."""
+"""What the name of a folder to build in adds to a bundle's: process, chance, state."""
 
 
 @contextmanager

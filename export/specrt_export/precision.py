@@ -95,7 +95,7 @@ class Precision:
         *, per_row: bool = False, calibrated: bool = False, auto: bool = False,
         symmetric: bool = True,
     ) -> Precision:  # fmt: skip
-        """Fill in what was left out; `per_row` is for TensorRT: blocks are those of int4 alone."""
+        """Fill in what was left out; with `per_row` (TensorRT) only int4 has blocks."""
         layers = layers or STORAGE[0]
         free = ("layers", *(() if head else ("head",))) if auto else ()
         ends = "int8" if layers == "int4" else layers
@@ -133,7 +133,7 @@ class Precision:
 
     @property
     def keeps(self) -> bool:
-        """Whether weights are those of a quantized checkpoint, as they are."""
+        """Whether weights stay as a quantized checkpoint has them."""
         return self.layers == STORED
 
     @property

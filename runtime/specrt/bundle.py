@@ -24,7 +24,7 @@ ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return those of the packages that are installed, and their versions, importing none."""
+    """Return which packages are installed, and their versions, importing none."""
     from importlib import metadata  # slow to import
 
     versions = {}
@@ -185,8 +185,7 @@ class EncoderRecord:
     """Of cross keys and values."""
     head_dim: Count
     encoder: str = ""
-    """The engine that turns a source into hidden states; empty in a draft that reads those of its
-    target."""
+    """The engine that turns a source into hidden states; empty where a draft reads its target's."""
     features: Annotated[int, Interval(0, 10**4)] = 0
     """Channels of a source of features, such as log-mel bins; 0 where a source is token ids."""
     frames: Annotated[int, Interval(0, 10**6)] = 0
@@ -221,13 +220,13 @@ class ModelRecord:
     head: str = "fp32"
     """What the embedding table and the last projection are stored as."""
     block: int = 0
-    """Weights that share a scale; 0 where none share any, or only those of a row."""
+    """Weights that share a scale; 0 where none do, or a row shares one."""
     per_row: bool = False
     """Whether weights of 8 bits share one scale for each row."""
     symmetric: bool = True
     """Whether blocks of int4 that the build quantized have no zeros."""
     quality: Quality | None = None
-    """None where nothing was measured, because the weights are those of the checkpoint."""
+    """None where nothing was measured, because the weights are the checkpoint's."""
     backend: str = ""
     """What runs it; the bundle's when empty."""
     bits: dict[str, str] | None = None

@@ -37,7 +37,7 @@ class SpeculationStats:
     accepted: int = field(default=0, init=False)
     """Drafted tokens that the target accepted."""
     emitted: int = field(default=0, init=False)
-    """Tokens delivered: those of the rounds, less what was cut off at an end."""
+    """Tokens delivered: what rounds made, less what was cut off at an end."""
 
     def __repr__(self) -> str:
         return shown(

@@ -343,7 +343,7 @@ def _default(option: Field[Any]) -> Any:
 
 
 def without_beams(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options without those of `BEAMS`.
+    """Return options without `BEAMS`.
 
     Raises: RequestError where they ask for beams.
     """

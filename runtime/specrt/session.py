@@ -246,7 +246,7 @@ class Session:
         return "".join(message["content"] for message in messages)
 
     def _encode(self, script: str) -> list[int]:
-        """Return the tokens of a conversation: those of before, and those of the new text."""
+        """Return the tokens of a conversation: the former ones, and the new text's."""
         known, behind = self._known(script)
         return known + self._generator.tokenizer.encode(
             script, parse_special=self.template is not None, behind=behind

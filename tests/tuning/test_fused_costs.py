@@ -120,7 +120,7 @@ def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
 def test_a_bench_counts_the_time_of_a_launch_once(
     clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("bench.measure", "scheduler.scheduler", "generator"):
+    for module in ("bench.measure", "scheduler.scheduler", "request_factory"):
         monkeypatch.setattr(f"specrt.{module}.perf_counter_ns", clock)
     pair = timed_pair(clock, CHEAP, 0.9, tokenizer)
     generator = Generator(models_of(pair), tokenizer)

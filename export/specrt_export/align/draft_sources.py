@@ -199,7 +199,7 @@ def head_source(
     target: Checkpoint, model: Any, head: Head | None, inputs: tuple[int, ...],
     kept: NDArray[np.int64] | None,
 ) -> DraftSource:  # fmt: skip
-    """Return a head: that of a checkpoint, or a new one.
+    """Return the head of a checkpoint, or a new one.
 
     `inputs` are the layers that a new one reads, the usual ones when empty; `kept` are the ids that
     it is to score, rising, of those that it scores.

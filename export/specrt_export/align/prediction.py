@@ -128,7 +128,7 @@ _RATES = ("accepted", "tokens_per_round", "speeds")
 
 
 def predictions(texts: Sequence[TextAcceptance], costs: Costs, most: int) -> tuple[Prediction, ...]:
-    """Return what gammas up to `most` come to over all texts, then over those of each domain."""
+    """Return what gammas up to `most` come to over all texts, then over each domain's."""
     domains = sorted({text.domain for text in texts})
     parts = {"": list(texts)}
     if len(domains) > 1:
@@ -164,7 +164,7 @@ class MeasuredCosts:
     target_weights: int
 
     def of_draft(self, read: int, measured: int | None) -> Costs:
-        """Return the costs with those of another draft, which reads so many weights for a token.
+        """Return the costs with another draft, which reads so many weights for a token.
 
         Next to the draft that was measured, which reads `measured`, each weight more or fewer costs
         what one of the target does; a draft of fewer costs no less than its share. Where no draft

@@ -1,4 +1,4 @@
-"""Losses between a draft's distributions and those of a target of which the likeliest are known.
+"""Losses between a draft and a target of whose distributions the likeliest tokens are known.
 
 What the target's other tokens weigh together is one more entry, the tail. A draft that scores
 some of the vocabulary only is held to the target's distribution over the entries that it has.

@@ -124,12 +124,12 @@ class HeadDraft:
 
 
 def _columns(row: Tensor) -> Tensor:
-    """Count the entries of each row from 0; those of a row follow one another."""
+    """Count the entries of each row, which follow one another, from 0."""
     return torch.arange(len(row)) - torch.searchsorted(row, row)
 
 
 def _without_scores(model: Any) -> Any:
-    """Let a model attend without storing scores, where those of its type are not capped."""
+    """Let a model attend without storing scores, unless its type caps them."""
     if getattr(model, "_supports_sdpa", False) and not getattr(
         model.config, "attn_logit_softcapping", None
     ):
@@ -162,7 +162,7 @@ class _UnrolledKeys:
         self._layers: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Any, Any]:
-        """Add those of a position; return all so far, the text's first."""
+        """Add a position's keys and values; return all so far, the text's first."""
         pairs = self._layers.setdefault(layer, [])
         pairs.append((keys, values))
         return tuple(key for key, _ in pairs), tuple(value for _, value in pairs)

@@ -31,7 +31,7 @@ FINAL = 0.03
 """Learning rate at the end, as a share of its peak."""
 
 DECAY = 0.8
-"""What the loss of a position weighs, of what that of the one before does."""
+"""Weight of a position's loss, as a share of the position before."""
 
 LOOKED_UP = 0.1
 """Share of the places where lookup drafts already that drafts are trained to begin at."""

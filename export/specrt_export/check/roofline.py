@@ -157,7 +157,7 @@ class _Weights:
 
     @property
     def outputs(self) -> int:
-        """Those of whole tiles."""
+        """Whole tiles'."""
         return len(self.values) * _TILE
 
     @property
@@ -169,7 +169,7 @@ class _Weights:
         return self.values.nbytes
 
     def strips(self) -> list[Array]:
-        """Return the strips of four tiles [strips, 4, bytes of a tile], and that of those left."""
+        """Return the strips of four tiles [strips, 4, bytes of a tile], and the tiles left."""
         whole = len(self.values) // _STRIP * _STRIP
         ends = self.values[:whole], self.values[whole:]
         sides = _STRIP, len(self.values) - whole

@@ -191,7 +191,7 @@ class Checkpoint:
         if scheme is None:
             _check_floats(path, weights)
             return cls(folder, config, MappingProxyType(weights))
-        # The graph is that of the model: how its weights are stored is no part of it.
+        # The graph is that of the model: how its weights are stored is not part of it.
         config = {key: value for key, value in config.items() if key not in KEYS}
         if config_only:
             return cls(folder, config, weights, scheme=scheme)
@@ -243,7 +243,7 @@ _OF_ALL = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a model's text part as that of a checkpoint of its own.
+    """Return the config of a model's text part as if it were a checkpoint.
 
     The same object is that of a model that has no other parts.
     """

@@ -173,7 +173,7 @@ def encode(
 def encode_codes(
     weights: Floats, precision: str, block: int, *, positive: bool = False, zeros: bool = False
 ) -> Codes:
-    """Return weights in codes; with `zeros` those of int4 are not symmetric."""
+    """Return weights in codes; with `zeros` int4 is not symmetric."""
     if not zeros or precision != "int4":
         return Codes(precision, *encode(weights, precision, block, positive=positive))
     blocks = np.ascontiguousarray(weights).reshape(-1, block)

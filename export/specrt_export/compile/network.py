@@ -180,7 +180,7 @@ def check_graph(model: onnx.ModelProto) -> int:
 
 
 def unmasked(model: onnx.ModelProto) -> int:
-    """Return how many attentions of a graph have no mask; those of an encoder may have none."""
+    """Return how many attentions of a graph have no mask; an encoder's may have none."""
     return sum(n.op_type == "Attention" and len(n.input) <= _MASK for n in model.graph.node)
 
 
@@ -360,7 +360,7 @@ def _layers(network: Any, kind: str) -> Iterator[Any]:
 
 
 CURRENT = "current"
-"""Among `capabilities`: that of the GPU that builds."""
+"""Among `capabilities`: the GPU that builds."""
 
 COMPATIBILITY = {
     "ampere+": "AMPERE_PLUS",

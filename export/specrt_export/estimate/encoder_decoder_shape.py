@@ -1,4 +1,4 @@
-"""The sizes of an encoder-decoder, read off its config: those of each of its three engines."""
+"""The sizes of an encoder-decoder's three engines, read off its config."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ class EncoderDecoderShape:
         yield Matrix("layers", self.width, one)
 
     def _inner(self, stack: Stack) -> int:
-        """Return the width of all heads; but for T5 it is that of the model."""
+        """Return the width of all heads; but for T5 it is the model's."""
         relative = self._family.positions == "relative"
         return stack.heads * self.head_dim if relative else self.width
 

@@ -354,7 +354,7 @@ class _Weights:
 
     @property
     def parameters(self) -> int:
-        """Return the weights of the model, without those of an encoder that it does not have."""
+        """Return the weights of the model, less an encoder that it does not have."""
         if isinstance(self.shape, EncoderDecoderShape):
             return self.shape.parameters_of(self.encodes and self.shape.encodes)
         return self.shape.parameters

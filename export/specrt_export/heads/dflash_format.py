@@ -73,7 +73,7 @@ class BlockConfig(HeadSizes):
     """Per layer, whether a position sees nothing after it in the block."""
     has_confidence: bool = False
     markov_rank: int = 0
-    """Of the scores that a token adds to those of the next one; 0 where it adds none."""
+    """Rank of the scores that a token adds to the next one's; 0 where it adds none."""
     confidence_reads_markov: bool = False
 
     @property
@@ -115,7 +115,7 @@ def read_block_head(
 
 
 def _options(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the options of a head, those of `dflash_config` next to the others."""
+    """Return the options of a head, `dflash_config` included."""
     nested = checkpoint.config.get("dflash_config") or {}
     if not isinstance(nested, dict):
         raise CheckpointError(

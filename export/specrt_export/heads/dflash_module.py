@@ -89,7 +89,7 @@ def _turned(x: Tensor) -> Tensor:
 
 
 class BlockLayer(torch.nn.Module):
-    """A decoder layer whose keys and values are also those of the context."""
+    """A decoder layer that also attends to the context's keys and values."""
 
     def __init__(self, config: Any, number: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class BlockLayer(torch.nn.Module):
 
 
 class MarkovHead(torch.nn.Module):
-    """Scores that a token adds to those of the next one, of low rank."""
+    """Scores that a token adds to the next one's, of low rank."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()

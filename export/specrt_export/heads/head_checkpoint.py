@@ -25,7 +25,7 @@ class HeadSizes:
     """Of its decoder layers, as the config.json of a model of such layers would say it."""
     layers: int
     vocabulary: int
-    """Ids that it is fed: those of the target."""
+    """Ids that it is fed: the target's."""
     scored: int
     """Entries that it scores."""
     width: int
@@ -112,7 +112,7 @@ def check_inputs(checkpoint: Checkpoint, ids: Any, there: int) -> tuple[int, ...
 def with_shared(
     target: Checkpoint, weights: Mapping[str, WeightBytes], config: HeadSizes
 ) -> dict[str, WeightBytes]:
-    """Return weights with those of the target where a head has none of its own."""
+    """Return weights, the target's where a head has none of its own."""
     found = dict(weights)
     theirs = {name.removeprefix("model."): weight for name, weight in target.weights.items()}
     tied = theirs.get("lm_head.weight", theirs.get("embed_tokens.weight"))

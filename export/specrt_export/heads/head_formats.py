@@ -63,7 +63,7 @@ def head_format(checkpoint: Checkpoint) -> str | None:
 
 
 def is_head(checkpoint: Checkpoint) -> bool:
-    """Tell the checkpoint of a head from that of a model."""
+    """Tell the checkpoint of a head from a model's."""
     return head_format(checkpoint) is not None
 
 

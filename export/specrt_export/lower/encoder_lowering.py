@@ -42,7 +42,7 @@ def lower_encoder(
 
 
 def drop_length(view: GraphView) -> None:
-    """Let the length of the one row be that of its tokens.
+    """Let the length of the one row be its number of tokens.
 
     ```
     length [1] ─ ...      =>      input_ids ─ Shape [1:2] ─ ...

@@ -120,7 +120,7 @@ INLINE_BYTES = 1024
 def write_engine(
     model: onnx.ModelProto, weights: Mapping[str, LazyTensor], out: Path, part: str = "engine"
 ) -> None:
-    """Write `engine.data` and `engine.onnx`, or those of a part, into a folder.
+    """Write `engine.data` and `engine.onnx`, or a part's, into a folder.
 
     Each byte of a weight is written once. Raises: BuildError when the disk is full.
     """

@@ -261,7 +261,7 @@ def _broadcast(inputs: Sequence[Dims]) -> Dims | None:
 
 
 def _quotient(whole: Dims, by: Sequence[Dim]) -> Dim | None:
-    """Divide the product of some sizes by that of others; None where that is not known.
+    """Divide one product of sizes by another; None where that is not known.
 
     What is left of sizes known only at run time is written down as it is, `B*S`.
     """

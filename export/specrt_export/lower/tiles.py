@@ -139,7 +139,7 @@ PIECE_BYTES = 4 << 20
 def _tiled(
     source: LazyTensor, size: int, turned: Callable[[int, int, int], NDArray[Any]]
 ) -> LazyTensor:
-    """Return tiles [tiles, size], as many bytes in all: those of a strip are mixed.
+    """Return tiles [tiles, size], as many bytes in all, mixed within a strip.
 
     `turned` makes the tiles from a first to a last, in strips of so many.
     """

@@ -45,7 +45,7 @@ class MappedWeight:
     name: str
     onnx_type: int
     array: NDArray[Any]
-    """Shapes: that of the tensor; of 4 bits [N, K] the bytes, [N, K / 2]."""
+    """Shapes: the tensor's; of 4 bits [N, K] the bytes, [N, K / 2]."""
 
 
 def map_weights(model: onnx.ModelProto, folder: Path) -> list[MappedWeight]:

@@ -164,7 +164,7 @@ def whole_graph(decoder: Path) -> onnx.ModelProto:
 
 
 def _apart(model: onnx.ModelProto, part: str, joints: set[str]) -> onnx.GraphProto:
-    """Return a graph whose names are its own, but for those of weights and of `joints`."""
+    """Return a graph whose names are its own, except weights and `joints`."""
     kept = joints | {tensor.name for tensor in external_tensors(model)} | {""}
     known = {name: name for name in kept} | {"input_ids": SOURCE_IDS, "length": "source_length"}
     graph = model.graph

@@ -99,7 +99,7 @@ def _name(choices: Sequence[Choice], words: int = 1) -> str:
 
 
 TOKENS, PIECE = 256, 128
-"""Of a text that parts are measured on, and those of a piece."""
+"""Tokens of a text that parts are measured on, and of a piece."""
 
 _LOGIT_BYTES = 128 << 20
 """Logits of all pieces; a larger vocabulary has fewer tokens."""
@@ -109,7 +109,7 @@ _BRANCH_BYTES = 1 << 30
 
 
 def cut_pieces(model: onnx.ModelProto, pieces: Sequence[Tokens]) -> Tokens:
-    """Return pieces [P, S] to measure parts on, spread over those of a text."""
+    """Return pieces [P, S] to measure parts on, spread over a text."""
     most = max(1, min(TOKENS, _LOGIT_BYTES // (4 * geometry_of(model).vocab_size)))
     length = min(PIECE, most, *map(len, pieces))
     places = np.linspace(0, len(pieces) - 1, min(most // length, len(pieces))).round()

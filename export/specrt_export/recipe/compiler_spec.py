@@ -22,7 +22,7 @@ class CompilerSpec:
     pads_tail: bool = False
     """Whether passes near the length limit are prefill passes, which must then be wide enough."""
     disk_factor: float = 1.0
-    """Disk space that a build takes, over that of the weights in their new precision."""
+    """Disk space that a build takes, over the weights in their new precision."""
     on_cpu: bool = False
     """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
     float_factor: float = 1.0

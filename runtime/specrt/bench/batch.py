@@ -70,7 +70,7 @@ class Throughput:
     """Over the first gamma with the fewest rows, repeat by repeat."""
     drafted_per_round: float
     same: int
-    """Completions whose tokens are those of the first load."""
+    """Completions whose tokens are the first load's."""
     completions: int
 
     def to_json(self) -> dict[str, Any]:

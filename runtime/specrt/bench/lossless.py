@@ -132,7 +132,7 @@ class Divergence:
     plain_token: int
     speculative_token: int
     margin: float
-    """Logit of the plain pass's best token minus that of its second best."""
+    """The plain pass's best logit minus its second best."""
     explained: bool
     """Whether the margin is within the tolerance: a near-tie that rounding may decide."""
 

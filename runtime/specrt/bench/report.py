@@ -72,7 +72,7 @@ class BenchRow:
 
     @cached_property
     def speedup(self) -> Spread:
-        """Decode throughput over that of the plain completion of the same prompt and repeat."""
+        """Decode throughput over the plain completion's, for the same prompt and repeat."""
         return Spread.of(self._speedups)
 
     @property

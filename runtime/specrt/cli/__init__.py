@@ -183,7 +183,7 @@ def _as_typed(message: str, args: list[str]) -> str:
 
 
 class _Output(io.FileIO):
-    """Standard output; its errors name it, or they could be those of any file."""
+    """Standard output; its errors name it."""
 
     def write(self, data: Any, /) -> int:
         """Write bytes."""

@@ -36,9 +36,9 @@ class LibraryOptions:
     native: bool = False
     static: bool = False
     onnxruntime: Path | None = None
-    """A folder or a library; that of the installed wheel when None."""
+    """A folder or a library; the installed wheel's when None."""
     tokenizer: Path | None = None
-    """A library; that of the installed wheel of ONNX Runtime GenAI, if there is one, when None."""
+    """A library; when None the installed wheel's of ONNX Runtime GenAI, if there is one."""
 
 
 def compile_library(options: LibraryOptions) -> None:

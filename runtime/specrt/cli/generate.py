@@ -243,7 +243,7 @@ def _check_place(bundle: Path) -> None:
 def read_source(
     text: str | None, file: Path | None, ids: str | None, prompts: Path | None = None
 ) -> Source:
-    """Return the prompts of a file, or one prompt; that of standard input without an option."""
+    """Return the prompts of a file, or one prompt; without an option standard input's."""
     if sum(source is not None for source in (text, file, ids, prompts)) > 1:
         raise RequestError(
             "give one of --prompt, --prompt-file, --prompt-ids and --prompts, not several"
@@ -254,7 +254,7 @@ def read_source(
 
 
 def read_prompt(text: str | None, file: Path | None, ids: str | None) -> str | list[int]:
-    """Return the prompt of an option, else that of standard input."""
+    """Return the prompt of an option, else of standard input."""
     if text not in (None, "-"):
         return text
     if file is not None:

@@ -396,7 +396,7 @@ GGUF = ".gguf"
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether a path is that of a checkpoint, a GGUF file or a folder, and of no bundle."""
+    """Tell whether a path names a checkpoint, a GGUF file or a folder, and not a bundle."""
     if path.is_dir():
         return (path / "config.json").is_file() and not (path / FILE_NAME).exists()
     return path.suffix == GGUF

@@ -199,7 +199,7 @@ def public(tuning: Tuning) -> dict[str, Any]:
 
 
 def print_tables(tuning: Tuning, rows: int = 1) -> None:
-    """Print the costs, those of passes that rows share too, and the rate of every setting."""
+    """Print the costs, shared passes included, and the rate of every setting."""
     machine, costs, most = tuning.machine, tuning.costs, len(tuning.draft_ns) - 1
     print(f"{machine.cpu}, {tuning.threads} threads, {machine.library}")
     rounds = [

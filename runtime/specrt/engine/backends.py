@@ -76,7 +76,7 @@ class Backend:
     packs_rows: bool = False
     """Whether rows of different widths share one pass; see `PackedEngine`."""
     exact: bool = False
-    """Whether a row has the same bits at every width, so that output is that of plain decoding."""
+    """Whether a row has the same bits at every width, so that output is plain decoding's."""
 
 
 def backend_named(name: str) -> Backend:

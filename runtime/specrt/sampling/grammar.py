@@ -30,7 +30,7 @@ _MOST_STATES = 50_000
 """Of an expression; each takes 1 to 2 kB."""
 
 _FUEL = 250_000
-"""Of the first mask; 100,000 make those of 150 kB of names, 140 formats or 300 patterns. Without a
+"""Of the first mask; 100,000 suffice for 150 kB of names, 140 formats or 300 patterns. Without a
 bound `a{1000000}` takes seconds before it is refused."""
 
 _FREE_NS, _MASK_NS = 250_000_000, 2_000_000

@@ -79,7 +79,7 @@ class SparseProcessor(Processor, Protocol):
     """A processor that changes few scores, and knows which."""
 
     def touches(self, path: Sequence[int]) -> Ids:
-        """Return all tokens but those of the path whose scores `edit` may change."""
+        """Return all tokens, less the path's whose scores `edit` may change."""
 
 
 @runtime_checkable

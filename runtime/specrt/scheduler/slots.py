@@ -24,7 +24,7 @@ class Slot:
     def __init__(self, index: int, engines: Sequence[Engine]) -> None:
         self.index = index
         self.tokens: list[int] = []
-        """Those of its request, which may go on elsewhere later; they only grow."""
+        """Its request's, which may go on elsewhere later; they only grow."""
         self.caches = [KVCache(engine) for engine in engines]
         """What each model holds, the target first."""
         self.source: Source | None = None
@@ -42,7 +42,7 @@ class Slot:
         """Whether what it holds of its request's text serves no other."""
 
     def common(self, request: Request) -> int:
-        """Return how many first tokens the text here shares with that of a request."""
+        """Return how many first tokens the text here shares with a request's."""
         return self._prefix(request).length()
 
     def _prefix(self, request: Request) -> CommonPrefix:

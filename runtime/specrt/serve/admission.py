@@ -30,7 +30,7 @@ class ShutDownError(OverloadError):
 
 
 class Places:
-    """Those of one request, which gives each back once the completion of it is over."""
+    """One request's, which gives each back once the completion of it is over."""
 
     def __init__(self, count: int) -> None:
         self.held = count

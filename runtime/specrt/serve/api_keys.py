@@ -82,7 +82,7 @@ class ApiKey:
         self.name = name
         """For the log and the metrics."""
         self.owner = owner
-        """Whose prefixes its requests share; empty for those of all."""
+        """Whose prefixes its requests share; empty for everyone's."""
         self.revoked = False
         """Whether no secret opens the server for it any more."""
         self.counts = dict.fromkeys(KEY_COUNTERS, 0)
@@ -146,7 +146,7 @@ class ApiKeys:
     def __init__(
         self, lines: Sequence[str] = (), file: Path | None = None, *, share_prefixes: bool = False
     ) -> None:
-        """`lines` are as those of the file. With `share_prefixes` no key owns its prefixes.
+        """`lines` are as in the file. With `share_prefixes` no key owns its prefixes.
 
         Raises: RequestError; see `read`.
         """

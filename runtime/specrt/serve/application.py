@@ -48,7 +48,7 @@ _DENIAL = "websocket.http.response"
 """ASGI's extension for an answer to a WebSocket that is refused."""
 
 _MOST_DIGITS = 18
-"""Of a number that is read: Python refuses those of thousands of digits."""
+"""Digits of a number that is read: Python refuses thousands of them."""
 
 _PAGE_HEADERS = {
     "Content-Security-Policy": "frame-ancestors 'none'",  # the rest of it is the page's own
@@ -61,7 +61,7 @@ class ServerOptions:
     """Options of the application."""
 
     name: str = ""
-    """Of the model, as clients name it; that of the bundle's folder when empty."""
+    """Of the model, as clients name it; the bundle's folder's when empty."""
     api_keys: tuple[str, ...] = ()
     """Any of them opens the server; without one it is open to all who reach it. Each may have a
     name and limits after it, as a line of the file has."""

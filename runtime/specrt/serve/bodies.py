@@ -94,7 +94,7 @@ class StreamOptions(BaseModel):
     """What a stream tells besides its text."""
 
     include_usage: bool | None = None
-    """A last chunk without choices has the usage; that of the others is null."""
+    """A last chunk without choices has the usage; in the others it is null."""
     continuous_usage_stats: bool | None = None
     """Every chunk has the usage so far."""
     include_speculation: bool | None = None

@@ -197,7 +197,7 @@ class TextFormat(AnswerFormat):
         }
 
     def _logprobs(self, index: int, entries: Sequence[Entry | None]) -> dict[str, Any]:
-        """Return log-probabilities in lists side by side; those of a first token are unknown."""
+        """Return log-probabilities in lists side by side; a first token's are unknown."""
         prompt = self._answers.completions[index].prompt_token_ids
         drawn = [
             prompt[number] if entry is None else next(iter(entry))

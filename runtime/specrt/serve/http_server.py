@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self._on_ready()
 
     def _read_keys(self) -> None:
-        """Read the keys again; those of before stay where the file cannot be used."""
+        """Read the keys again; where the file cannot be used they stay as they were."""
         try:
             self._keys.read()
         except RequestError as error:

@@ -84,7 +84,7 @@ class ServerMetrics:
         self, prefix: str, model: str, admission: Admission, kv_positions: int,
         *, prompts_held: bool = True,
     ) -> None:  # fmt: skip
-        """`kv_positions` are those of all rows; with `prompts_held` prompts take some of them."""
+        """`kv_positions` are all rows'; with `prompts_held` prompts take some of them."""
         self._registry = CollectorRegistry()
         self._begin = PREFIXES.get(prefix, f"{prefix}_")
         self._model = model

@@ -78,13 +78,13 @@ class RequestRecord:
         return RequestRecord("SESSION", self._path, self._client, self.id, self.key)
 
     def cache_salt(self, own: str | None = None) -> str:
-        """Return with whose requests it shares prefixes: those of its key, and of its own salt."""
+        """Return with whose requests it shares prefixes: its key's, and its own salt's."""
         owner = self.key.owner if self.key else ""
         return f"{owner}\n{own or ''}" if owner or own else ""
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of its answer: Anthropic's clients read one of another name."""
+        """Its answer's: Anthropic's clients read one of another name."""
         named = {"x-request-id": self.id}
         anthropic = route_at(self._path).errors == "anthropic"
         return named | {"request-id": self.id} if anthropic else named

@@ -311,7 +311,7 @@ def _certainty(output: Output) -> float:
 def _as_one_launch(round_: Round) -> Round:
     """Return a round with all of its time as verifying, as a launch of all of it has.
 
-    Where the draft first caught up, which is no measure of other rounds, all counts as drafting.
+    Where the draft first caught up, which does not measure other rounds, all counts as drafting.
     """
     if not round_.draft_ns or not round_.drafted:
         return round_

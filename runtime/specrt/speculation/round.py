@@ -57,7 +57,7 @@ class Proposal(NamedTuple):
     confidences: Sequence[float] = ()
     """The drafter's estimate for each token, in (0, 1]; empty without one."""
     caught_up: bool = False
-    """Whether the drafter first fed tokens of earlier rounds: its time is not that of drafting."""
+    """Whether the drafter first fed tokens of earlier rounds, so its time is not drafting alone."""
     scored: bool = False
     """Whether the target has seen the tokens already, in the launch that drafted them."""
 

@@ -174,7 +174,7 @@ class Recording:
 
     @cached_property
     def features(self) -> Features:
-        """Those of all frames, a window of them at least."""
+        """All frames', a window of them at least."""
         return self._log_mel(self._samples)
 
     def window(self, seek: int) -> Features:

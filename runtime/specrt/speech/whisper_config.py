@@ -133,7 +133,7 @@ def read_whisper_config(bundle: str | Path) -> WhisperConfig:
 
 
 def _log_mel(folder: Path, manifest: Manifest) -> LogMel:
-    """Return the feature extractor of a bundle; where no file has it that of the encoder's size."""
+    """Return the feature extractor of a bundle; where no file has it, one of the encoder's size."""
     for name in (PREPROCESSOR_CONFIG, PROCESSOR_CONFIG):
         if name not in manifest.files:
             continue

@@ -29,7 +29,7 @@ MOST_SOURCE = 1 << 16
 """Characters of a template; the longest in use have half of it."""
 
 MOST_OUTPUT = 1 << 20
-"""Characters that a template may write next to those of its messages."""
+"""Characters that a template may write besides its messages'."""
 
 MOST_CONFIG = 1 << 23
 """Bytes of a `tokenizer_config.json`."""

@@ -118,7 +118,7 @@ def _special_names(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _with_special(state: Mapping[str, Any], named: set[str]) -> list[dict[str, Any]]:
-    """Return the added tokens of a tokenizer, those of some names special.
+    """Return the added tokens of a tokenizer, of which some names are special.
 
     Words of the vocabulary join them where they look like control tokens: checkpoints name words
     such as `!` for padding, too.

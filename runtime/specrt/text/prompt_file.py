@@ -80,7 +80,7 @@ def read_text(path: Path) -> str:
 
 
 def decode_utf8(data: bytes, origin: str) -> str:
-    """Decode bytes that must be UTF-8; a byte order mark is no part of the text.
+    """Decode bytes that must be UTF-8; a byte order mark is not part of the text.
 
     Raises: RequestError naming the first byte that is not.
     """

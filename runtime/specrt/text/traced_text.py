@@ -75,7 +75,7 @@ class ChatPrompt(str):
         return made
 
     marks: bytes
-    """1 for each character of a message, 0 for those of the template."""
+    """1 for each character of a message, 0 for the template's."""
     literals: tuple[str, ...]
 
 
@@ -182,7 +182,7 @@ def shown(value: Any) -> str:
 
 
 def _aligned(operation: Callable[..., Any], values: Sequence[Any], result: str) -> bytes:
-    """Return which characters of a result change with those of messages; all where it is unclear.
+    """Return which characters of a result change with the messages; all where it is unclear.
 
     The operation is done again on other text of the same lengths.
     """

@@ -370,4 +370,4 @@ FAMILIES = {
     "gemma3": Family("gemma3_text", {**_GEMMA, **_HEAD_NORMS}, _gemma3, shifted_norms=True),
     "phi3": Family("phi3", _PHI, _phi3, partly_rotated=True),
 }
-"""By `general.architecture`; Mistral's is that of Llama."""
+"""By `general.architecture`; Mistral's is Llama's."""

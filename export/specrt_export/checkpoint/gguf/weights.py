@@ -92,7 +92,7 @@ class GgufWeight:
         return codes
 
     def floats(self, begin: int, end: int) -> Floats:
-        """Return rows `begin` to `end` as fp32; those of a vector are its numbers.
+        """Return rows `begin` to `end` as fp32; a row of a vector is a number.
 
         Raises: CheckpointError for what are not finite numbers.
         """

@@ -94,7 +94,7 @@ class QuantizedFolder:
 
 
 def _check_float(module: LayerTensors, part: str, *, coded: bool) -> None:
-    """Refuse a tensor that is no part of a quantized weight and no floats either."""
+    """Refuse a tensor that is neither part of a quantized weight nor floats."""
     tensor = module.tensors[part]
     if part in OF_ACTIVATIONS:
         raise CheckpointError(
@@ -103,5 +103,5 @@ def _check_float(module: LayerTensors, part: str, *, coded: bool) -> None:
         )
     if part in PARTS or (coded and part == "weight") or tensor.dtype not in FLOAT_TYPES:
         raise module.wrong(
-            part, f"is stored as {tensor.dtype}, and is no part of a weight that specrt knows"
+            part, f"is stored as {tensor.dtype}, and is not part of a weight that specrt knows"
         )

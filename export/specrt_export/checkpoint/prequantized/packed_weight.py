@@ -107,7 +107,7 @@ class PackedWeight:
 
     @cached_property
     def inputs(self) -> Order | None:
-        """See `CodedWeight`: with activation order those of one group are not side by side.
+        """See `CodedWeight`: with activation order the inputs of one group are apart.
 
         Raises: CheckpointError for groups that there are not.
         """

@@ -158,7 +158,7 @@ class OrtBlockEngine(OrtEngine):
         return [self._scored(end - feed.rows, end) for feed, end in zip(blocks, ends, strict=True)]
 
     def _chained(self, left: RowScores, place: int, feed: Feed, number: int) -> RowScores:
-        """Return scores with what the Markov head adds to those of `place`.
+        """Return scores with what the Markov head adds at `place`.
 
         Of a block all are returned, of a recursive feed those of `place` alone.
         """

@@ -377,7 +377,7 @@ def open_session(
 
 @contextmanager
 def _empty_files(path: Path, names: Iterable[str]) -> Iterator[Path]:
-    """Give a folder of files with nothing in them, or that of the graph where none can be made.
+    """Give a folder of empty files, or the graph's where none can be made.
 
     The library wants the files of weights to exist, though it is handed what is in them. So it
     fails where it reads them after all.

@@ -317,7 +317,7 @@ class Lease:
 
     @classmethod
     def of(cls, engine: Engine | None) -> Lease:
-        """Return the lease of an engine of TensorRT, or that of a device of its own."""
+        """Return the lease of an engine of TensorRT, or of a device of its own."""
         return engine.lease if isinstance(engine, LeasedEngine) else cls(CudaDevice())
 
     def close_unused(self) -> None:
@@ -400,7 +400,7 @@ def open_recorded(
 
 
 def check_profiles(path: Path, plan: TrtPlan, profiles: Sequence[Profile]) -> None:
-    """Refuse a plan whose profiles are not those of its record, before a pass finds out.
+    """Refuse a plan whose profiles differ from its record, before a pass finds out.
 
     Raises: EngineError naming the first that differs.
     """

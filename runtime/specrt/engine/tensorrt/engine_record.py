@@ -63,7 +63,7 @@ ENCODER, CROSS = "encoder", "cross"
 """Plans that condition the decoder of an encoder-decoder; they lie next to its own."""
 
 SOURCE_LENGTH, LENGTH = "source_length", "length"
-"""What tells a decoder how long the source of each row is, and cross projections that of one."""
+"""What tells a decoder how long each row's source is, and cross projections one source."""
 
 FEATURES = "input_features"
 """What an encoder of speech reads."""

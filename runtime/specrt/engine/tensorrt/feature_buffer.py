@@ -1,4 +1,4 @@
-"""The features of a target on the device: kept by its passes, and read by those of its head."""
+"""The features of a target on the device: kept by its passes, read by its head's."""
 
 from __future__ import annotations
 

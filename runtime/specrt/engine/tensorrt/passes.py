@@ -47,7 +47,7 @@ ANY = -1
 
 
 def cache_names(geometry: Geometry) -> list[str]:
-    """Return the names of the KV inputs; those of the outputs begin with `present_`."""
+    """Return the names of the KV inputs; the outputs' begin with `present_`."""
     return [f"{kind}.{i}" for i in range(geometry.layers) for kind in ("key", "value")]
 
 

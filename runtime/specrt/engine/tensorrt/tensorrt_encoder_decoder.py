@@ -66,11 +66,11 @@ class HiddenStates:
         self._address = memory.take(batch * self._row_bytes, "hidden states of sources")
 
     def at(self, row: int) -> int:
-        """Return where those of a row lie."""
+        """Return where a row's lie."""
         return self._address + row * self._row_bytes
 
     def copy_row(self, source: int, to: int) -> None:
-        """Copy those of a row to another."""
+        """Copy a row's to another."""
         self._device.copy(self.at(to), self.at(source), self._row_bytes)
 
 
@@ -279,7 +279,7 @@ def open_encoder_decoder(spec: EngineSpec) -> TensorRtEncoderDecoder:
 
 
 def _check_source(path: Path, part: str, plan: EngineRecord, record: EncoderRecord) -> None:
-    """Refuse a plan whose source is not that of the manifest.
+    """Refuse a plan whose source differs from the manifest's.
 
     Raises: BundleError.
     """
