@@ -55,7 +55,7 @@ STRICTER = [
 ]  # fmt: skip
 
 
-OUT = object()
+OUT = Ellipsis
 """Instead of a value: leave the place out."""
 KINDS = ", ".join(map(json.dumps, ("", *HEADS)))
 DAMAGE: list[tuple[str, Any, str]] = [
