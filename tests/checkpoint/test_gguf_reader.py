@@ -76,8 +76,8 @@ def entries(*made: bytes) -> bytes:
 FIRST, SECOND = entry("first", [2, 32], 8, 0), entry("second", [3], 0, 96)
 MANY = 1 << 62
 DAMAGED: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "no GGUF file"),
-    "another magic": (b"PK\x03\x04" + bytes(40), r"begins with b'PK.*no GGUF file"),
+    "empty": (b"", "not a GGUF file"),
+    "another magic": (b"PK\x03\x04" + bytes(40), r"begins with b'PK.*not a GGUF file"),
     "before GGUF": (b"tjgg" + bytes(40), "before GGUF"),
     "version 1": (container(VALUES, TENSORS, version=1), "version 1; expected 2 or 3"),
     "version 4": (container(VALUES, TENSORS, version=4), "version 4; expected 2 or 3"),

@@ -243,10 +243,10 @@ CONFIGURED: dict[str, tuple[Format, Change, str]] = {
 STORED: dict[str, tuple[Format, Change, str]] = {
     "no scales": (Gptq(), tensor("a.k_proj.scales", values=None), r"no a\.k_proj\.scales; fetch"),
     "no zeros": (Awq(), tensor("a.k_proj.qzeros", values=None), r"no a\.k_proj\.qzeros"),
-    "no codes": (Gptq(), tensor("a.k_proj.qweight", values=None), r"is no part of a weight"),
+    "no codes": (Gptq(), tensor("a.k_proj.qweight", values=None), r"is not part of a weight"),
     "both": (
         Gptq(), tensor("a.k_proj.weight", dtype="BF16", values=np.zeros((2, 2), np.uint16)),
-        r"a\.k_proj\.weight is stored as BF16, and is no part of a weight",
+        r"a\.k_proj\.weight is stored as BF16, and is not part of a weight",
     ),
     "words of floats": (
         Gptq(), tensor("a.k_proj.qweight", dtype="F32"),
@@ -305,7 +305,7 @@ STORED: dict[str, tuple[Format, Change, str]] = {
     ),
     "odd numbers": (
         Gptq(), tensor("a.other", dtype="I64", values=np.zeros(2, np.int64)),
-        r"a\.other is stored as I64, and is no part of a weight",
+        r"a\.other is stored as I64, and is not part of a weight",
     ),
 }  # fmt: skip
 
@@ -314,17 +314,17 @@ VALUES: dict[str, tuple[Format, Change, str]] = {
         Gptq(), edited("a.k_proj.scales", lambda s: s * np.float16(np.nan)), r"qweight comes to"
     ),
     "an infinite scale": (
-        Awq(), edited("a.k_proj.scales", lambda s: s + np.float16(np.inf)), r"finite, in|no finite"
+        Awq(), edited("a.k_proj.scales", lambda s: s + np.float16(np.inf)), r"finite, in|not finite"
     ),
     "a whole scale of 0": (
-        Fp4(), edited("a.k_proj.weight_global_scale", lambda s: s * 0), "no finite numbers"
+        Fp4(), edited("a.k_proj.weight_global_scale", lambda s: s * 0), "not finite"
     ),
     "a power that is none": (
-        Fp4(nv=False), edited("a.k_proj.weight_scale", lambda s: s | 255), "no finite numbers"
+        Fp4(nv=False), edited("a.k_proj.weight_scale", lambda s: s | 255), "not finite"
     ),
     "fp8 that is none": (
         Bytes(fp8=True), edited("a.k_proj.weight", lambda w: np.full_like(w, np.nan, FP8)),
-        r"a\.k_proj\.weight comes to what are not finite numbers, in rows 0 to 39",
+        r"a\.k_proj\.weight comes to numbers that are not finite, in rows 0 to 39",
     ),
 }  # fmt: skip
 

@@ -58,7 +58,7 @@ OTHERS = [
     ("verify {codelet} --prompts {prompts} --gammas 0", "nothing to compare"),
     ("tune {none}", "{none} does not exist; build one with"),
     ("tune {codelet} --prompts {few}", "prompts to tune on: 3, with room for 288 tokens"),
-    ("tune {codelet} --prompts {long}", "does not fit the context"),
+    ("tune {codelet} --prompts {long}", "shorten the prompt"),
     ("build {none}", "{none} does not exist; a recipe is a TOML file, such as engines/"),
     ("build itm", "itm does not exist; did you mean 'itn'?"),
     ("build {latin}", "{latin} is not UTF-8 text (byte 0xe9 at offset 5); a recipe is a TOML file"),

@@ -80,7 +80,7 @@ def test_what_the_server_takes_passes(tokenizer: Tokenizer, tmp_path: Path) -> N
         with started(command, url, tmp_path / "nginx.log", {}):
             recording = {"file": ("a.wav", b"\0" * 5_000_000)}
             heard = httpx.post(f"{url}/v1/audio/transcriptions", files=recording)
-            assert "no bundle for automatic-speech-recognition" in heard.text
+            assert "not a bundle for automatic-speech-recognition" in heard.text
             body = {"prompt": "ab", "max_tokens": 2}
             for headers, status in (
                 ({"Origin": url}, 200),

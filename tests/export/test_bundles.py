@@ -16,7 +16,7 @@ import specrt
 from shared import nightly_but
 from specrt.bundle import Bundle, read_manifest
 from specrt.cli.inspect import command as inspect
-from specrt.engine.backends import host_bytes
+from specrt.engine.backends import BACKENDS, host_bytes
 from specrt.errors import BuildError, BundleError, EngineError, RecipeError
 from specrt.params import SamplingParams
 from specrt_export.compile.compiler import CompiledModel, LoweredModel, Progress
@@ -269,6 +269,7 @@ def test_a_backend_registered_from_outside_builds(
 ) -> None:
     with pytest.raises(RecipeError, match=r"engine\.backend is 'toy'"):
         ask("fp32", engine='backend = "toy"')
+    monkeypatch.setitem(BACKENDS, "toy", BACKENDS["ort-cuda"])
     monkeypatch.setitem(COMPILERS, "toy", CompilerSpec(f"{__name__}:ToyCompiler", ("fp32",)))
     recipe = ask("fp32", engine='backend = "toy"')
     recipe = replace(recipe, draft=None, engine=replace(recipe.engine, gamma=0))

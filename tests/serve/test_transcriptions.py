@@ -141,7 +141,7 @@ def test_a_text_is_no_prompt_of_it(live: Live) -> None:
 def test_a_bundle_of_text_says_that_it_hears_nothing(toy: Live) -> None:
     answer = post(toy, pcm(sines(1)))
     assert answer.status_code == 400
-    assert "no bundle for automatic-speech-recognition" in answer.json()["error"]["message"]
+    assert "not a bundle for automatic-speech-recognition" in answer.json()["error"]["message"]
 
 
 def test_the_document_has_both_paths(live: Live) -> None:

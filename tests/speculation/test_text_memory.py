@@ -279,7 +279,7 @@ def test_a_file_that_is_damaged_or_not_ours_is_refused(tmp_path: Path) -> None:
         refused("damaged", whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     refused("damaged", whole.replace(b'["a", 40]', b'["a", 4000000000000]'))
     refused("damaged", whole.replace(b'["a", 40]', b"7"))
-    refused("no file", b"[" * 100_000)
+    refused("not a file", b"[" * 100_000)
     path.write_bytes(whole)
     with pytest.raises(RequestError, match="damaged"):
         TextMemory().read(path, "v", 10)

@@ -129,7 +129,7 @@ class StoredTensor:
     def read(self, begin: int, end: int) -> Floats:
         """Return rows `begin` to `end` as fp32 [end - begin, row_items].
 
-        Raises: CheckpointError for a file that ends early, and for what are not finite numbers.
+        Raises: CheckpointError for a file that ends early, and for numbers that are not finite.
         """
         values = widen(self._stored.read(begin, end), self._type)
         if not np.isfinite(values).all():

@@ -76,7 +76,7 @@ class GgufModel:
     def unpack(self) -> None:
         """Write the weights that the file stores as floats, once.
 
-        Raises: CheckpointError for a disk that is full, and for what are not finite numbers.
+        Raises: CheckpointError for a disk that is full, and for numbers that are not finite.
         """
         out = self.folder / SINGLE
         if out.exists():

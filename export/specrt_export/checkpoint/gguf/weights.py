@@ -94,7 +94,7 @@ class GgufWeight:
     def floats(self, begin: int, end: int) -> Floats:
         """Return rows `begin` to `end` as fp32; a row of a vector is a number.
 
-        Raises: CheckpointError for what are not finite numbers.
+        Raises: CheckpointError for numbers that are not finite.
         """
         with np.errstate(invalid="ignore"):  # of infinite scales, which are refused
             values = self.format.floats(self._rows(begin, end))
@@ -105,7 +105,7 @@ class GgufWeight:
     def stored(self, begin: int, end: int) -> bytes:
         """Return rows `begin` to `end` of floats as the bytes a checkpoint would hold of them.
 
-        Raises: CheckpointError for what are not finite numbers.
+        Raises: CheckpointError for numbers that are not finite.
         """
         values = self.floats(begin, end)
         return (values if self.dtype == "F32" else self._rows(begin, end)).tobytes()

@@ -191,7 +191,7 @@ class PackedWeight:
     def _infinite(self, begin: int, end: int) -> CheckpointError:
         return self.module.wrong(
             self.layout.part,
-            f"comes to what are not finite numbers, in rows {begin} to {end - 1}",
+            f"comes to numbers that are not finite, in rows {begin} to {end - 1}",
         )
 
     def floats(self, begin: int, end: int) -> Floats:
