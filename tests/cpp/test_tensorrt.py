@@ -24,7 +24,7 @@ from specrt.engine.tensorrt.engine_record import (
     Range,
 )
 from specrt.engine.tensorrt.passes import expected
-from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, target_profiles
+from support.gpu_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 
 FLAVOURS = {"tensorrt": "tensorrt_check", "rtx": "tensorrt_rtx_check"}
 RTX_VERSION = "1.7.1.116"

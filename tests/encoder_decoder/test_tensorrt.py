@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,15 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import specrt
-from encoder_decoder.recipes import MAX_SOURCE, QUALITY, save_speech, write_recipe
-from lower.lowering import DIFFERS, NEW, OLD, Case, Lowering, lowered
+from encoder_decoder.recipes import MAX_SOURCE
+from lower.lowering import DIFFERS, GRAPHS, NEW, OLD, Case, Lowering, findings, lowered, spoil
 from portable.zoo import ENCODER_DECODERS, Exported
-from shared import locked, shared_folder
 from specrt.bundle import Bundle
 from specrt.engine.protocol import ConditionedEngine, Feed, PaddedRows
 from specrt.engine.tensorrt import engine as opening
-from specrt.engine.tensorrt import engine_record, library
 from specrt.engine.tensorrt.engine_record import read_engine_record
 from specrt.engine.tensorrt.library import NATIVE
 from specrt.engine.tensorrt.passes import SourceBuffer
@@ -29,13 +28,8 @@ from specrt.engine.tensorrt.tensorrt_encoder_decoder import HiddenStates, Tensor
 from specrt.errors import BuildError, BundleError, EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
-from specrt_export.lint import lint
 from specrt_export.lower import tensorrt_encoder, tensorrt_lowering
-from specrt_export.lower.tensorrt_lowering import mark_decomposable
-from support.builds import build
-from support.cuda_double import MACHINE
-from support.graph_double import RTX, Gpu
+from support.gpu_double import MADE, RTX, GraphMachine
 
 pytestmark = pytest.mark.export
 
@@ -46,66 +40,19 @@ Load = Callable[..., Generator]
 Array = NDArray[Any]
 
 nightly = pytest.mark.nightly
-MADE = "made"
-"""Where the lowered graphs of plans are kept, next to the bundle."""
-PARTS = ("engine", "encoder", "cross")
 
 
 @pytest.fixture(scope="session")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build a bundle of plans; keep the graphs that they were made of next to it."""
+def planned(built: Built) -> Built:
+    """Build a bundle of plans; the graphs that they were made of are kept next to it."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
-    root = shared_folder(tmp_path_factory) / "plans-of-encoder-decoders"
-    root.mkdir(exist_ok=True)
-
-    def once(*names: str, precision: str = "fp32", batch: int = 2, version: str = "") -> Path:
-        folder = root / "-".join((*names, precision, str(batch), version))
-        with locked(root / f"{folder.name}.lock"):
-            if not (folder / "bundle").exists():
-                make(folder, names, precision, batch, version)
-        return folder / "bundle"
-
-    def make(folder: Path, names: Sequence[str], precision: str, batch: int, version: str) -> None:
-        compiles = TensorRtCompiler.compile
-
-        def kept(self: Any, lowered: Any, *places: Any) -> Any:
-            shutil.copytree(lowered.folder, folder / MADE / lowered.role)
-            return compiles(self, lowered, *places)
-
-        lines = [f'backend = "{RTX}"', *([QUALITY] if precision.startswith("int") else [])]
-        lines += ["[tensorrt]", f'version = "{version}"'] if version else []
-        recipe = write_recipe(folder, names, precision, *lines, batch=batch)
-        if "whisper" in names[0]:
-            save_speech(folder / "texts.jsonl", 6, 40)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(TensorRtCompiler, "compile", kept)
-            build(recipe, folder / "bundle")
-
-    return once
+    return partial(built, backend=RTX, batch=2)
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """A machine that runs what plans mean, on which nothing is left open."""
-    made = Gpu(graphs=MADE)
-    monkeypatch.setattr(opening, "CudaDevice", made.device)
-    yield made
-    made.hold_closed()
-
-
-@pytest.fixture
-def load(gpu: Gpu, planned: Built, monkeypatch: pytest.MonkeyPatch) -> Load:
+def load(gpu: GraphMachine, planned: Built) -> Load:
     """Open a bundle of plans on that machine."""
-
-    def loaded(*names: str, **how: Any) -> Generator:
-        folder = planned(*names, **how)
-        opened = gpu.library(folder)
-        monkeypatch.setattr(opening, "open_library", lambda backend: opened)
-        for module in (engine_record, library):  # plans are built where there is no GPU
-            monkeypatch.setattr(module, "survey", lambda: MACHINE)
-        return specrt.load(folder, threads=1, text_memory_bytes=0)
-
-    return loaded
+    return lambda *names, **how: gpu.load(planned(*names, **how))
 
 
 def sources_of(bundle: Path) -> list[Any]:
@@ -243,7 +190,7 @@ def test_a_pass_that_ran_already_is_not_that_of_another_source(load: Load) -> No
         assert np.abs(engine.forward([[5, 6]], 0).logits - first).max() > 1e-2
 
 
-def test_what_is_no_source_is_refused(gpu: Gpu, load: Load) -> None:
+def test_what_is_no_source_is_refused(gpu: GraphMachine, load: Load) -> None:
     """The row keeps its own; a failure of the device ends the engine."""
     with load("bart", "mbart") as generator:
         engine, draft = generator.models.target, generator.models.draft
@@ -307,17 +254,6 @@ def test_parts_that_do_not_belong_together_are_refused(
         load("bart", "mbart")
 
 
-def findings(folder: Path, version: tuple[int, int] = (11, 0)) -> list[Any]:
-    """Return what TensorRT has against the graphs of a model."""
-    found = []
-    for part in PARTS:
-        if (folder / f"{part}.onnx").exists():
-            graph = onnx.load(folder / f"{part}.onnx", load_external_data=False)
-            mark_decomposable(graph)
-            found += [one for one in lint(graph, version, folder) if one.severity != "slow"]
-    return found
-
-
 MATRIX = [
     pytest.param(name, precision, marks=() if (name, precision) in often else nightly)
     for often in [{("t5_untied", "fp16"), ("whisper", "int8")}]
@@ -337,7 +273,7 @@ def test_plans_of_all_graphs_are_built(planned: Built, name: str, precision: str
         "target/cross.plan", "target/encoder.plan",
     )  # fmt: skip
     sizes = 0
-    for part in PARTS:
+    for part in GRAPHS:
         record = read_engine_record(bundle / "target" / f"{part}.json")
         plan = bundle / "target" / f"{part}.plan"
         assert (record.form, record.compute) == (NATIVE, compute)
@@ -373,16 +309,6 @@ def test_lowered_graphs_are_their_portable_ones(
     case = case_of(name, exported, tmp_path, version=version)
     assert case.error() < 1e-5
     assert findings(case.lowered.folder, (11, 0) if version == NEW else (10, 3)) == []
-
-
-def spoil(graph: Path, name: str) -> None:
-    """Let a graph leave something else under a name."""
-    model = onnx.load(graph, load_external_data=False)
-    for node in model.graph.node:
-        node.output[:] = ["right" if one == name else one for one in node.output]
-    model.graph.initializer.append(numpy_helper.from_array(np.array(0.3, np.float32), "more"))
-    model.graph.node.append(helper.make_node("Add", ["right", "more"], [name]))
-    graph.write_bytes(model.SerializeToString())
 
 
 @pytest.mark.parametrize(("part", "name"), [("encoder", "hidden"), ("cross", "cross_value.1")])

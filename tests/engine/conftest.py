@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.tensorrt_site import site as site
 from shared import locked, shared_folder
 from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
@@ -23,6 +22,7 @@ from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import geometry_of, read_graph
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
+from support.gpu_double import site as site
 from support.kernels import without_kernels
 
 BATCH, MAX_LENGTH, MAX_WIDTH, CAPTURES = 3, 96, 24, 9

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 import specrt
-from engine.tensorrt_site import LENGTH, Site, pair
 from specrt.bundle import HEADS, KINDS, TASKS, Bundle
 from specrt.engine.backends import BACKENDS, Backend, check_versions, host_bytes, notices
 from specrt.engine.ort.kernels import CONTRIB, LAYOUT
@@ -22,12 +21,13 @@ from specrt.params import SamplingParams
 from specrt.speculation.drafters import DRAFT_KINDS
 from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.recipe.compiler_spec import COMPILERS
+from support.gpu_double import POSITIONS, Site, table_pair
 from support.kernels import without_kernels
 from support.toy import plain
 
 
 def test_a_backend_from_outside_is_one_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = pair()
+    target, draft = table_pair()
     folder, prompt = site.bundle(target, draft, backends=("tables", "tables")), [1, 2, 3]
     with pytest.raises(BundleError, match=rf"'tables'.*{', '.join(BACKENDS)}"):
         specrt.load(folder)
@@ -55,8 +55,8 @@ def test_every_kind_of_model_is_a_row_of_each_table() -> None:
 def test_only_some_backends_use_main_memory(
     site: Site, backends: tuple[str, str], parts: int
 ) -> None:
-    manifest = Bundle.open(site.bundle(*pair(), backends=backends)).manifest
-    model = manifest.target.weight_bytes + manifest.target.geometry.kv_bytes(1, LENGTH, 2)
+    manifest = Bundle.open(site.bundle(*table_pair(), backends=backends)).manifest
+    model = manifest.target.weight_bytes + manifest.target.geometry.kv_bytes(1, POSITIONS, 2)
     assert host_bytes(manifest) == parts * model
     assert host_bytes(replace(manifest, draft=None)) == (backends[0] == "ort-cpu") * model
 
@@ -80,7 +80,7 @@ def test_of_two_packages_the_one_that_is_loaded_counts(
 ) -> None:
     there = {"onnxruntime": "1.25.1", "onnxruntime-gpu": "1.31.1"}
     packages(monkeypatch, there, loaded)
-    bundle = Bundle.open(site.bundle(*pair(), backends=("ort-cuda", "ort-cuda")))
+    bundle = Bundle.open(site.bundle(*table_pair(), backends=("ort-cuda", "ort-cuda")))
     manifest = replace(bundle.manifest, versions={"onnxruntime": "1.31.0"})
     if loaded == "1.31.1":
         check_versions(bundle.path, manifest)
@@ -115,7 +115,7 @@ def test_a_library_older_than_the_one_that_built_is_refused(
 ) -> None:
     packages(monkeypatch, there, next(iter(there.values()), None))
     for backend in ("ort-cpu", "ort-cuda", "tensorrt"):
-        folder = site.bundle(*pair(), backends=(backend, backend), name=backend)
+        folder = site.bundle(*table_pair(), backends=(backend, backend), name=backend)
         manifest = replace(
             Bundle.open(folder).manifest, versions={"onnxruntime": built, "kernels": LAYOUT}
         )
@@ -141,7 +141,7 @@ def test_a_library_older_than_the_one_that_built_is_refused(
 def test_a_bundle_is_for_the_kernels_that_are_here(
     site: Site, built: str | None, has_kernels: bool, refused: str, noticed: str
 ) -> None:
-    folder = site.bundle(*pair(), backends=("ort-cpu", "ort-cpu"))
+    folder = site.bundle(*table_pair(), backends=("ort-cpu", "ort-cpu"))
     versions = {} if built is None else {"kernels": built}
     manifest = replace(Bundle.open(folder).manifest, versions=versions)
     with nullcontext() if has_kernels else without_kernels():
@@ -162,7 +162,7 @@ def test_a_library_that_was_compiled_for_another_layout_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specrt.engine.ort.kernels.LAYOUT", "tiles of 7")
-    folder = site.bundle(*pair(), backends=("ort-cpu", "ort-cpu"))
+    folder = site.bundle(*table_pair(), backends=("ort-cpu", "ort-cpu"))
     manifest = replace(Bundle.open(folder).manifest, versions={"kernels": "tiles of 7"})
     with pytest.raises(BundleError, match=f"compiled for '{LAYOUT}'.*'tiles of 7'; run `"):
         check_versions(folder, manifest)

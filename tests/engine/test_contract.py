@@ -17,8 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from engine.conftest import Opener, alone
 from specrt.engine.protocol import Engine
 from specrt.errors import EngineError
-from support.cuda_double import DoubleDevice
-from support.tensorrt_double import GAMMAS, PREFILL, draft_profiles, opened, target_profiles
+from support.gpu_double import (
+    GAMMAS,
+    PREFILL,
+    DoubleDevice,
+    draft_profiles,
+    opened,
+    target_profiles,
+)
 from support.toy import TableEngine
 
 Scores = NDArray[np.float32]

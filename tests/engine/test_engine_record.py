@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import specrt
-from engine.tensorrt_site import Site, pair
 from specrt.bundle import hash_file
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
@@ -27,11 +26,13 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import SpecrtError
 from specrt.system.gpu import Gpu, Survey
-from support.tensorrt_double import (
+from support.gpu_double import (
     PREFILL,
+    Site,
     draft_profiles,
     library_double,
     record_of,
+    table_pair,
 )
 
 TRT = DeviceRecord("tensorrt", "10.13.3.9", "NVIDIA H200", ("9.0",))
@@ -88,7 +89,7 @@ def test_a_device_is_told_by_its_library_and_its_gpu() -> None:
 
 
 def test_on_another_machine_nothing_is_opened(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = site.bundle(*pair())
+    folder = site.bundle(*table_pair())
     monkeypatch.setattr(engine_record, "survey", lambda: Survey((Gpu(0, "Orin", "8.7", 1),)))
     assert "8.9, and Orin has 8.7: build it here with `specrt build" in refusal(folder)
     assert site.devices == []
@@ -115,7 +116,7 @@ FALLING = {"name": "decode", "width": {**ONE, "least": 2}, "rows": ONE}
     ids=["missing", "deep", "a list", "newer", "no profiles", "falling range", "another backend"],
 )
 def test_a_record_that_is_none_is_refused(site: Site, data: Any, said: str) -> None:
-    folder = site.bundle(*pair())
+    folder = site.bundle(*table_pair())
     path, place = folder / "draft" / "engine.json", folder / "manifest.json"
     manifest = json.loads(place.read_text())
     if isinstance(data, dict):
@@ -138,7 +139,7 @@ def test_profiles_that_are_not_the_records_are_found_at_once(site: Site) -> None
         plan.profiles = (replace(plan.profiles[0], rows=Range(1, 1, 5)), *plan.profiles[1:])
 
     site.changes["target"] = changed
-    found = refusal(site.bundle(*pair()))
+    found = refusal(site.bundle(*table_pair()))
     assert "takes rows of 1, 1, 5 in profile 0, and engine.json says 1, 1, 9 ('prefill')" in found
     assert "build the bundle again" in found
 

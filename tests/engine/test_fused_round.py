@@ -13,10 +13,10 @@ from specrt.engine.protocol import CudaGraphs, Drafted, cuda_graphs
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
-from support.cuda_double import DoubleDevice
-from support.tensorrt_double import (
+from support.gpu_double import (
     GAMMAS,
     PREFILL,
+    DoubleDevice,
     Pair,
     double_of,
     draft_profiles,

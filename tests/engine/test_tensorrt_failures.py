@@ -17,8 +17,20 @@ from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.speculation.gamma import FixedGamma
 from specrt.system.gpu import Survey
-from support.cuda_double import ALWAYS, LOST, MACHINE, Code, CudaDouble, DoubleDevice
-from support.tensorrt_double import PREFILL, Pair, double_of, draft_profiles, opened, record_of
+from support.gpu_double import (
+    ALWAYS,
+    LOST,
+    MACHINE,
+    PREFILL,
+    Code,
+    CudaDouble,
+    DoubleDevice,
+    Pair,
+    double_of,
+    draft_profiles,
+    opened,
+    record_of,
+)
 from support.toy import TableEngine, plain
 
 LENGTH = 64

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import specrt
-from engine.tensorrt_site import LENGTH, Site, pair
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.params import Gamma, SamplingParams
 from specrt.tuning.tuning_record import read_tuning
-from support.cuda_double import ALWAYS, LOST
+from support.gpu_double import ALWAYS, LOST, POSITIONS, Site, table_pair
 from support.toy import TableEngine, plain
 
 PROMPT = list(range(40, 75))  # more than two chunks of a prompt
@@ -58,10 +57,10 @@ TRT, RTX, ORT = "tensorrt", "tensorrt-rtx", "ort-cpu"
 def test_greedy_text_is_plain_decoding(
     site: Site, ran: list[int], backend: str, other: str, form: str, drafter: str
 ) -> None:
-    target, draft = pair(memory=1)  # texts repeat, for lookup to find something
-    wanted = plain(target, PROMPT, LENGTH)
+    target, draft = table_pair(memory=1)  # texts repeat, for lookup to find something
+    wanted = plain(target, PROMPT, POSITIONS)
     folder = site.bundle(target, draft if other else None, backends=(backend, other), form=form)
-    params = replace(PARAMS, max_tokens=LENGTH)  # up to the end of the KV buffers
+    params = replace(PARAMS, max_tokens=POSITIONS)  # up to the end of the KV buffers
     whole = form == "native" and ORT not in (backend, other) and drafter != "ngram"
     gammas: list[Gamma] = [0, 3, 8, *["auto"] * (backend == other)]
     with specrt.load(folder, text_memory_bytes=0) as generator:  # one prompt for all gammas
@@ -78,18 +77,18 @@ def test_greedy_text_is_plain_decoding(
 
 
 def test_passes_of_several_kv_lengths_give_the_same_text(site: Site, ran: list[int]) -> None:
-    target, draft = pair()
-    folder = site.bundle(target, draft, kv_lengths=(40, 64, 100, LENGTH))
+    target, draft = table_pair()
+    folder = site.bundle(target, draft, kv_lengths=(40, 64, 100, POSITIONS))
     with specrt.load(folder) as generator:
         for gamma in (0, 3, 8):
-            params = replace(PARAMS, max_tokens=LENGTH)
+            params = replace(PARAMS, max_tokens=POSITIONS)
             found = generator.generate(PROMPT, params, gamma=gamma)
-            assert found.token_ids == plain(target, PROMPT, LENGTH)
+            assert found.token_ids == plain(target, PROMPT, POSITIONS)
     assert {3, 8} <= set(ran)
 
 
 def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: list[int]) -> None:
-    target, draft = pair(0.9)
+    target, draft = table_pair(0.9)
     params = replace(PARAMS, logprobs=3)
     with specrt.load(site.bundle(target, draft)) as generator:
         alone = generator.generate(PROMPT, params, gamma=0)
@@ -108,7 +107,7 @@ def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: lis
 
 
 def test_nothing_is_left_of_many_openings(site: Site) -> None:
-    folder = site.bundle(*pair())
+    folder = site.bundle(*table_pair())
     for order in (1, -1):
         generator = specrt.load(folder)
         generator.generate(PROMPT, PARAMS, gamma=2)
@@ -132,7 +131,7 @@ def test_a_lost_device_keeps_what_was_emitted(
     site: Site, call: str, number: int, gamma: int
 ) -> None:
     """The number says which of the calls from the first token on fails."""
-    target, draft = pair()
+    target, draft = table_pair()
     with specrt.load(site.bundle(target, draft)) as generator:
         stream = generator.stream(PROMPT, PARAMS, gamma=gamma)
         emitted = list(next(stream).token_ids)
@@ -147,7 +146,7 @@ def test_a_lost_device_keeps_what_was_emitted(
 
 
 def test_memory_that_is_missing_in_mid_stream_is_told(site: Site) -> None:
-    target, draft = pair()
+    target, draft = table_pair()
     with specrt.load(site.bundle(target, draft)) as generator:
         stream = generator.stream(PROMPT, PARAMS, gamma=4)
         next(stream)
@@ -161,7 +160,7 @@ def test_memory_that_is_missing_in_mid_stream_is_told(site: Site) -> None:
 
 
 def test_what_does_not_open_closes_what_did(site: Site) -> None:
-    folder = site.bundle(*pair())
+    folder = site.bundle(*table_pair())
     site.cuda.fail("deserialize_cuda_engine", 2)
     with pytest.raises(EngineError, match="cannot open"):
         specrt.load(folder)
@@ -171,7 +170,7 @@ def test_what_does_not_open_closes_what_did(site: Site) -> None:
 
 
 def test_scores_that_are_no_numbers_end_a_text_and_not_the_engine(site: Site) -> None:
-    target, draft = pair()
+    target, draft = table_pair()
     site.changes["target"] = lambda plan: setattr(plan, "broken_at", [len(PROMPT) + 20])
     with specrt.load(site.bundle(target, draft)) as generator:
         for gamma in range(9):
@@ -188,7 +187,7 @@ def test_a_user_reads_what_was_captured(
     site: Site, capsys: pytest.CaptureFixture[str], captures: bool
 ) -> None:
     """In the line of statistics, the JSON, the notices, and what `tune` leaves for `inspect`."""
-    folder = site.bundle(*pair(), gammas=(0, 2))
+    folder = site.bundle(*table_pair(), gammas=(0, 2))
     if not captures:
         site.cuda.fail("cudaStreamEndCapture", ALWAYS)
     ask = ["generate", str(folder), "--prompt", "the sea", "--max-tokens", "20", "--gamma", "2"]
@@ -215,7 +214,7 @@ def test_the_commands_run_on_plans(
     site: Site, tmp_path: Path, ran: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`verify` finds equal gammas, and `tune` keeps costs that are used."""
-    folder, prompts = site.bundle(*pair(0.9), gammas=(0, 1, 3)), tmp_path / "prompts.jsonl"
+    folder, prompts = site.bundle(*table_pair(0.9), gammas=(0, 1, 3)), tmp_path / "prompts.jsonl"
     texts = ("the thing in the sea", "a b c d")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     verify = ["verify", str(folder), "--prompts", str(prompts), "--max-tokens", "40", "--json"]

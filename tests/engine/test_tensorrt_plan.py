@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from engine.tensorrt_site import plan_bytes
 from specrt.engine.tensorrt import library
 from specrt.engine.tensorrt.device import BINDINGS
 from specrt.engine.tensorrt.library import (
@@ -31,15 +30,17 @@ from specrt.engine.tensorrt.plan import (
 )
 from specrt.errors import EngineError
 from specrt.system.gpu import Gpu, Survey
-from support.cuda_double import MACHINE, DoubleDevice
-from support.tensorrt_double import (
+from support.gpu_double import (
+    MACHINE,
     CacheDouble,
     ConfigDouble,
     ContextDouble,
+    DoubleDevice,
     EngineDouble,
     draft_profiles,
     library_double,
     module_double,
+    plan_bytes,
     record_of,
 )
 from support.toy import TableEngine

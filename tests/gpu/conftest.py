@@ -21,8 +21,7 @@ from gpucheck.workbench import Built, Workbench
 from specrt.engine.protocol import CudaGraphs
 from specrt.generator import Generator
 from specrt.system.gpu import Gpu, Survey
-from support.cuda_double import DoubleDevice
-from support.tensorrt_double import PREFILL, draft_profiles, opened, target_profiles
+from support.gpu_double import PREFILL, DoubleDevice, draft_profiles, opened, target_profiles
 from support.toy import TableEngine, near
 
 VOCABULARY, LENGTH = 8192, 256

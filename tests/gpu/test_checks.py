@@ -25,7 +25,7 @@ from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import GraphRun
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
-from support.tensorrt_double import double_of
+from support.gpu_double import double_of
 
 Damage = Callable[[Any], None]
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
+from support.gpu_double import gpu as gpu
 
 VOCABULARY, SCORED, WIDTH, LAYERS = 96, 40, 32, 4
 INPUTS = [1, 2, 3]

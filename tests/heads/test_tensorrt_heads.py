@@ -10,22 +10,18 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 from gpucheck.correctness import TOLERANCES, check_head
 from gpucheck.evidence import CheckError, Evidence
-from onnx import helper, numpy_helper
 
 import specrt
 from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
 from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
+from lower.lowering import findings, spoil
 from shared import locked, nightly_but, shared_folder
 from specrt.bundle import Bundle
 from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.protocol import Feed
-from specrt.engine.tensorrt import engine as opening
-from specrt.engine.tensorrt import engine_record, library
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, read_engine_record
 from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
@@ -40,15 +36,12 @@ from specrt.tuning.pass_timer import PassTimer
 from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.heads.eagle3_format import KIND
-from specrt_export.lint import lint
 from specrt_export.lower.lazy_tensor import ENGINE
-from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
-from support.cuda_double import MACHINE, Code, DoubleDevice
-from support.graph_double import RTX, Gpu
+from support.gpu_double import MADE, RTX, Code, DoubleDevice, GraphMachine, kept_graphs
 
 GAMMAS, PREFILL = (1, 2, 4), 12
 STAGES = "stages.txt"
@@ -103,12 +96,6 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
         folder: Path, version: str, batch: int, precision: str, draft: Path,
         gammas: Sequence[int], backend: str,
     ) -> None:  # fmt: skip
-        compiles = TensorRtCompiler.compile
-
-        def kept(self: Any, lowered: Any, *places: Any) -> Any:
-            shutil.copytree(lowered.folder, folder / lowered.role)
-            return compiles(self, lowered, *places)
-
         text = RECIPE.format(target=target, head=draft)
         text = text.replace("batch = 2", f'batch = {batch}\nbackend = "{backend}"')
         text = text.replace("[1, 2, 3, 4, 5, 6, 7, 8]", str(list(gammas)))
@@ -119,8 +106,7 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
             words = " ".join(f"t{7 * i * i % VOCABULARY}" for i in range(300))
             (folder / "text.txt").write_text(words, encoding="utf-8")
         (folder / "recipe.toml").write_text(text, encoding="utf-8")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(TensorRtCompiler, "compile", kept)
+        with kept_graphs(folder), pytest.MonkeyPatch.context() as patched:
             for name in ("export_graph", "export_head"):
                 patched.setattr(exporter, name, exports.once(getattr(exporter, name)))
             stages: list[str] = []
@@ -134,25 +120,11 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """The machine, on which nothing is left open."""
-    made = Gpu()
-    monkeypatch.setattr(opening, "CudaDevice", made.device)
-    yield made
-    made.hold_closed()
-
-
-@pytest.fixture
-def load(gpu: Gpu, built: Built, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Generator]:
+def load(gpu: GraphMachine, built: Built) -> Callable[..., Generator]:
     """Open the pair on that machine."""
 
     def loaded(version: str = "", batch: int = 1, draft: Path | None = None) -> Generator:
-        folder = built(version, batch, draft=draft)
-        opened = gpu.library(folder)
-        monkeypatch.setattr(opening, "open_library", lambda backend: opened)
-        for module in (engine_record, library):  # plans are built where there is no GPU
-            monkeypatch.setattr(module, "survey", lambda: MACHINE)
-        return specrt.load(folder, threads=1, text_memory_bytes=0)
+        return gpu.load(built(version, batch, draft=draft))
 
     return loaded
 
@@ -319,7 +291,7 @@ def test_texts_and_rounds_are_those_of_a_cpu(
 
 
 def test_nothing_of_a_draft_comes_to_the_host_but_its_tokens(
-    gpu: Gpu, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
+    gpu: GraphMachine, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy rounds: of each pass the staged results, and no scores, features or states."""
     fetched: list[int] = []
@@ -357,7 +329,7 @@ def test_rounds_of_a_head_are_timed(load: Callable[..., Generator], batch: int) 
             assert [one.drafted for one in timed] == [gamma] * 3
 
 
-def test_a_head_ends_with_its_target(gpu: Gpu, load: Callable[..., Generator]) -> None:
+def test_a_head_ends_with_its_target(gpu: GraphMachine, load: Callable[..., Generator]) -> None:
     """Also where a copy fails, and where the head is closed first."""
     generator = load()
     target, head = engines(generator)
@@ -386,7 +358,7 @@ def test_a_head_ends_with_its_target(gpu: Gpu, load: Callable[..., Generator]) -
 
 
 def test_a_failed_copy_of_features_ends_the_target(
-    gpu: Gpu, load: Callable[..., Generator]
+    gpu: GraphMachine, load: Callable[..., Generator]
 ) -> None:
     with load() as generator:
         target, head = engines(generator)
@@ -403,7 +375,7 @@ def test_a_failed_copy_of_features_ends_the_target(
 
 @pytest.mark.parametrize("purpose", ["features", "states of a head"])
 def test_too_little_memory_is_told_by_purpose(
-    gpu: Gpu, load: Callable[..., Generator], purpose: str
+    gpu: GraphMachine, load: Callable[..., Generator], purpose: str
 ) -> None:
     allocate = DoubleDevice.allocate
 
@@ -432,7 +404,7 @@ def test_the_parts_of_a_pair_say_what_they_hand_over(built: Built) -> None:
 
 
 def test_a_head_beside_another_target_is_refused(
-    gpu: Gpu, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
+    gpu: GraphMachine, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FeatureBuffer, "width", 7, raising=False)
     made = FeatureBuffer.__init__
@@ -482,10 +454,7 @@ def test_plans_are_built_in_every_precision(
         places = [(p.width.most, p.rows.most) for p in record.profiles]
         drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if kind == "head" else [])]
         assert places == (drafts if role == "draft" else [(12, 3), (1, 1), (3, 3)])
-        lowered = folder.parent / role
-        graph = onnx.load(lowered / ENGINE, load_external_data=False)
-        mark_decomposable(graph)
-        assert [one for one in lint(graph, (11, 0), lowered) if one.severity != "slow"] == []
+        assert findings(folder.parent / MADE / role) == []
 
 
 @pytest.mark.nightly
@@ -503,17 +472,6 @@ def test_a_trimmed_draft_model_drafts_what_it_drafts_on_a_cpu(
         assert rounds.cuda_graphs.captured > 0
     for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one == other, number
-
-
-def spoil(graph: Path, name: str) -> None:
-    """Let a graph leave something else under a name."""
-    model = onnx.load(graph, load_external_data=False)
-    for node in model.graph.node:
-        node.output[:] = ["right" if one == name else one for one in node.output]
-    one = np.array(1, np.int64 if name == "argmax" else np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(one, "one"))
-    model.graph.node.append(helper.make_node("Add", ["right", "one"], [name]))
-    graph.write_bytes(model.SerializeToString())
 
 
 @pytest.mark.parametrize(

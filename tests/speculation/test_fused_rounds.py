@@ -16,7 +16,7 @@ from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter, Round, run_alone
 from specrt.speculation.target import VERIFIERS
 from speculation.support import Script, Whim
-from support.tensorrt_double import LENGTH, PREFILL, PROMPT, Pair
+from support.gpu_double import LENGTH, PREFILL, PROMPT, Pair
 from support.toy import TableEngine, near, plain
 
 positions = st.sets(st.integers(1, LENGTH), max_size=40)

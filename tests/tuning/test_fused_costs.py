@@ -16,7 +16,7 @@ from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.pool import Models, as_one_launch
 from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.pass_timer import PassTimer, measure_costs
-from support.tensorrt_double import GAMMAS, LENGTH, PROMPT, Pair, double_of
+from support.gpu_double import GAMMAS, LENGTH, PROMPT, Pair, double_of
 from support.toy import TableEngine, near, plain
 from tuning.conftest import Clock
 
