@@ -154,7 +154,7 @@ class Precision:
         bits = 0.0
         for name in {self.embedding, self.head} if end else {self.most}:
             if name in SCALED:
-                # The best of several trials is kept next to the next.
+                # The best of several trials is kept while the next runs.
                 copies = (3 if self.calibrated and name == "int4" else 2) + 3 * bool(self.auto)
                 bits += copies * (BITS[name] + _SCALE_BITS / (self.block or BLOCKS[0]))
             else:

@@ -21,7 +21,7 @@ soon after the one before, and to start a thread takes longer than to wake one."
 class Worker:
     """A thread that runs requests until they are over or pause; soon after there is none.
 
-    So no thread stays after for a request that is not read: it pauses, or it was dropped.
+    So no thread waits for a request that is not read: it pauses, or it was dropped.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:

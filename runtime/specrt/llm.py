@@ -69,7 +69,7 @@ class RequestOutput:
 
 
 class LLM:
-    """A bundle after vLLM's offline interface.
+    """A bundle with vLLM's offline interface.
 
     `model` is a bundle's directory; `num_speculative_tokens` is gamma (the bundle's default when
     None, 0 for plain decoding). `text_memory_bytes`: see `load`.

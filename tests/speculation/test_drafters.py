@@ -350,7 +350,7 @@ def test_the_draft_catches_up_in_one_pass_when_its_turn_comes(max_width: int) ->
             assert drafting == [(committed + i, 1, 1) for i in range(round_.drafted - 1)]
             held = min(held + round_.drafted - 1, committed + len(round_.tokens) - 1)
         committed += len(round_.tokens)
-    # No pass was run in rounds that lookup drafted, and the draft was well after at times.
+    # No pass was run in rounds that lookup drafted, and the draft was well behind at times.
     assert next(calls, None) is None
     assert {1, 2} <= behind
     assert max(behind - {len(PROMPT) + 1}) > 8

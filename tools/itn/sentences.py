@@ -74,7 +74,7 @@ UNSEEN = (
 """Sentences for held-out inputs alone."""
 
 LOOSE = words(
-    "a able again all almost also always any area at back bag became before began after best big "
+    "a able again all almost also always any area at back bag became before began behind best big "
     "black board book both bridge bring brother build but by call came car case change child city "
     "clear close coat cold come copy could country cut daily dark deal deep did door down draw "
     "dry each early east easy edge end enough even every face fair far farm fast father feel few "

@@ -1,1 +1,1 @@
-"""Compiled models after one protocol: one verb over fixed KV buffers."""
+"""Compiled models under one protocol: one verb over fixed KV buffers."""

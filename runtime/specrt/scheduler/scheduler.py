@@ -40,7 +40,7 @@ class EngineLock:
     """Lets one thread run passes at a time, in the order they came, and none from within a pass.
 
     A plain lock goes to the thread that has just released it, every time, because the others are
-    not awake yet. Here a thread that wants the engines again is after all that wait.
+    not awake yet. Here a thread that wants the engines again comes after all that wait.
 
     A signal's handler may run between any two steps here, and want the engines or raise: so both
     locks can be taken again by the thread that has them, and know their owner.

@@ -1,4 +1,4 @@
-"""The service: one open bundle after HTTP, and the completions of each request on it."""
+"""The service: one open bundle over HTTP, and the completions of each request on it."""
 
 from __future__ import annotations
 
