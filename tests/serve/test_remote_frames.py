@@ -518,8 +518,12 @@ def test_a_session_counts_as_running_while_it_holds_a_row(tokenizer: Tokenizer) 
             one.begin(want=20)
             until(lambda: gauge("num_requests_running") == 1)
             assert gauge("kv_cache_usage_perc") > 0
-            # It waits for its device, so another text takes the only row.
-            home.generate(PROMPT[::-1], SamplingParams(max_tokens=30, ignore_eos=True))
-            until(lambda: gauge("num_requests_running") == 0)
+
+            def gave_way() -> bool:
+                """Let another text take the only row, once the session waits for its device."""
+                home.generate(PROMPT[::-1], SamplingParams(max_tokens=30, ignore_eos=True))
+                return gauge("num_requests_running") == 0
+
+            until(gave_way)
             assert gauge("num_requests_waiting") == 0
             assert gauge("verify_sessions") == 1
