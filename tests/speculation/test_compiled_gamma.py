@@ -60,6 +60,7 @@ class Both:
         """Draft on both; return the tokens drafted, and those kept."""
         most = self.python.choose()
         assert self.compiled.choose() == most
+        assert 0 <= most <= self.most
         self.seen[f"choose {min(most, 2)}"] += 1
         for drafted, confidence in enumerate(confidences[:most], 1):
             decision = self.python.decide(drafted, confidence)

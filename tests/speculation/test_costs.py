@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrt.errors import BundleError
-from specrt.speculation.costs import CostLine, Costs, CostTracker
+from specrt.speculation.costs import Costs
 from specrt.speculation.pool import as_one_launch
 
 NS = st.floats(1.0, 1e9)
@@ -56,27 +55,3 @@ def test_costs_between_measured_ones_lie_between_them(
 def test_costs_that_no_machine_has_are_refused(costs: Any) -> None:
     with pytest.raises(BundleError, match="specrt tune"):
         Costs(*costs)
-
-
-def test_a_line_follows_what_was_timed() -> None:
-    """Times vary by an eighth, and one in ten is held up by ten times."""
-    draw = random.Random(1)
-    line = CostLine(0.5)
-    for _ in range(400):
-        x, y = draw.choice((1.0, 2.0)), draw.choice((0.0, 1.0, 3.0))
-        late = 10 if draw.random() < 0.1 else 1
-        line.record(x, y, (70 * x + 9 * y) * draw.lognormvariate(0, 0.12) * late)
-    first, second = line.along([1.0, 2.0], [0.0, 3.0])
-    assert second / first == pytest.approx(167 / 70, rel=0.15)
-
-
-def test_a_draft_of_one_pass_costs_the_same_at_every_length() -> None:
-    costs = Costs((100.0, 101.0, 102.0, 103.0), (0.0, 10.0, 20.0, 40.0), 5.0).of_one_pass()
-    assert costs.draft_ns == (0.0, 40.0, 40.0, 40.0)
-    assert costs.scaled(draft=2.0).one_pass
-    tracker = CostTracker(costs.draft_ns, one_pass=True)
-    for drafted in (3, 1, 2, 3) * 10:
-        tracker.record(drafted, 60.0)
-        assert tracker.costs[0] == 0
-        assert len({*tracker.costs[1:]}) == 1
-    assert 55 < tracker.costs[1] < 65

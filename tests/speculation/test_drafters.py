@@ -110,7 +110,7 @@ def test_a_proposal_depends_on_the_text_alone(name: str, verifier: str) -> None:
             assert run_alone(drafter.propose(text, 9)) == run_alone(fresh.propose(text, 9))
 
 
-@pytest.mark.parametrize("place", range(1, 6))
+@pytest.mark.parametrize("place", [1, 3])
 @pytest.mark.parametrize("decision", DraftDecision)
 @pytest.mark.parametrize("name", ["model", "ngram"])
 def test_what_the_policy_decides_about_a_token_is_done(
@@ -199,22 +199,6 @@ def test_without_costs_the_first_request_runs_no_pass_of_its_own(tokenizer: Toke
     assert target.calls[0].width == len(PROMPT)
     assert len(target.calls) == 1 + done.speculation.rounds
     assert done.speculation.drafted > 0
-
-
-def test_what_a_policy_learned_stays_for_requests_of_its_kind() -> None:
-    """Acceptance differs between drafters, greedy decoding and sampling, and by processors."""
-    pool, greedy = DrafterPool(models()), DecodingMode(greedy=True, processed=False)
-    policies = pool.borrow()
-    first = policies.adaptive("model", "model", greedy)
-    pool.give_back(policies)
-    policies = pool.borrow()
-    assert policies.adaptive("cascade", "model", greedy) is first
-    modes = [("ngram", True, False), ("model", False, False), ("model", True, True)]
-    others = [
-        policies.adaptive(name, name, DecodingMode(greedy=greedy, processed=processed))
-        for name, greedy, processed in modes
-    ]
-    assert len({id(one) for one in (first, *others)}) == 4
 
 
 def test_only_drafts_that_run_passes_pay_for_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
 from math import exp
 from statistics import mean
 from typing import Any
@@ -21,10 +20,7 @@ from gamma_traces import (
     draft,
     fixed_rate,
     ride,
-    steady,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.compiled_gamma import auto_factory
@@ -54,27 +50,6 @@ def test_auto_falls_behind_the_best_fixed_gamma_by_little(family: str, every: bo
     chosen = traces()[family] if every else [one_of(family), traces()[family][-1]]
     worst = max((regret(trace), trace.name) for trace in chosen)
     assert worst[0] <= REGRETS[family], worst
-
-
-@pytest.mark.parametrize("step", [40, pytest.param(1, marks=pytest.mark.nightly)])
-def test_after_500_tokens_wrong_costs_are_found_out(step: int) -> None:
-    for trace in (*traces()["wrong shape"][::step], *traces()["untuned"][::step]):
-        done = ride(AUTO(trace.known, LARGEST), trace)
-        assert done.rate(500) >= 0.95 * best_fixed(trace, 500), trace.name
-
-
-def test_without_costs_the_first_tokens_are_hardly_slower() -> None:
-    """The first pass of each engine sets the scale, so that passes compare from then on."""
-    shares = []
-    for trace in traces()["untuned"][::4]:
-        done = [ride(AUTO(c, LARGEST), trace).rate(0, 128) for c in (trace.known, trace.costs)]
-        shares.append(done[0] / done[1])
-    assert mean(shares) > 0.96
-
-
-def test_a_draft_tuned_as_if_it_never_paid_is_tried_all_the_same() -> None:
-    trace = Trace("", steady(0.9, 3000, 1), INT8, tuned=INT8.scaled(draft=1e9))
-    assert ride(AUTO(trace.known, LARGEST), trace).rate(1000) >= 0.95 * best_fixed(trace, 1000)
 
 
 def test_the_first_tokens_of_a_first_text_are_hardly_slower_than_at_the_best_fixed_gamma() -> None:
@@ -118,14 +93,6 @@ def test_a_policy_with_a_part_missing_falls_further_behind(
     assert regret(one_of(family), policy) > REGRETS[family]
 
 
-def test_one_pass_held_up_does_not_flip_it() -> None:
-    jitter = [1.0] * 20000
-    jitter[1001] = 100.0
-    trace = Trace("held up", steady(0.7, 3000, 1), INT8, jitter=jitter)
-    done = ride(AUTO(INT8, LARGEST), trace)
-    assert [r.drafted for r in done.rounds[501:560]].count(0) <= 2
-
-
 # Rounds by hand.
 
 
@@ -152,12 +119,6 @@ def test_it_tells_why_nothing_is_drafted_until_that_is_over() -> None:
     assert policy.fallback() is None
 
 
-def test_a_plain_step_is_timed_now_and_then_while_drafting_pays() -> None:
-    drafted = judged(AutoGamma(INT8, LARGEST), 1000, 8)
-    plain = [i for i, n in enumerate(drafted) if n == 0]
-    assert max(after - before for before, after in pairwise(plain)) <= 201
-
-
 def test_a_rival_is_what_there_is_to_beat() -> None:
     """A copy that would beat a plain step gives way to a draft model that does better."""
     model = AutoGamma(INT8, LARGEST)
@@ -179,30 +140,6 @@ def test_what_catching_up_takes_is_no_cost_of_drafting() -> None:
     assert rates[2] < 0.95 * rates[0]
 
 
-CONFIDENCE = st.floats(0, 1) | st.sampled_from([float("nan"), 7.0])
-NS = st.integers(0, 10**12)
-TURN = st.tuples(
-    st.lists(CONFIDENCE, min_size=LARGEST, max_size=LARGEST), st.integers(0, 8), NS, NS
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(TURN, min_size=1, max_size=10),
-    st.sampled_from(sorted(MACHINES)),
-    st.sampled_from([0, 1, 8, 16]),
-)
-def test_no_run_of_rounds_breaks_it(
-    turns: list[tuple[list[float], int, int, int]], name: str, most: int
-) -> None:
-    policy = AutoGamma(MACHINES[name], most)
-    for confidences, right, draft_ns, verify_ns in turns * 10:
-        _, kept, accepted = draft(policy, Drafts([right], [confidences * 2]), 0)
-        assert 0 <= kept <= most
-        policy.observe(Round([0] * (accepted + 1), kept, accepted, draft_ns, verify_ns))
-    assert policy.rate > 0
-
-
 @pytest.mark.parametrize("end", [DraftDecision.DISCARD, DraftDecision.STOP])
 def test_a_policy_is_kept_to_the_gammas_that_were_built(end: DraftDecision) -> None:
     built = (0, 2, 5)
@@ -215,22 +152,6 @@ def test_a_policy_is_kept_to_the_gammas_that_were_built(end: DraftDecision) -> N
         _, kept, _ = draft(policy, Drafts([9], [[0.5] * 9]), 0)
         assert kept in built
         assert kept >= stop - (end is DraftDecision.DISCARD)
-
-
-def test_a_probe_that_hits_lets_the_policy_draft_again() -> None:
-    """Costs at which drafting pays from a chance of a half on; nothing drafted was right so far."""
-    policy = AutoGamma(Costs((100.0, 130.0), (0.0, 20.0)), 1)
-    for _ in range(2000):
-        if drafted := policy.choose():
-            policy.decide(1, 1.0)
-        policy.observe(Round([0], drafted, 0, 20 * drafted, 100 + 30 * drafted))
-    while not policy.choose():
-        policy.observe(Round([0], 0, 0, 0, 100))
-    policy.decide(1, 1.0)
-    assert policy.rate <= 1 / 100
-    policy.observe(Round([0, 0], 1, 1, 20, 130))
-    assert policy.choose() == 1
-    assert policy.rate > 1 / 100
 
 
 def test_it_goes_on_after_a_long_draft_of_ever_surer_tokens_that_are_all_right() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.ngram import Match, NgramDrafter, Suffixes
 from specrt.speculation.round import NOTHING, Proposal, run_alone
-from speculation.support import Script
 
 # What is copied
 
@@ -44,15 +43,6 @@ def test_a_draft_is_a_copy_of_what_the_text_would_be_if_it_went_on(
     assert len(drafted) == min(gamma, room)
     whole, back = [*text, *drafted], len(text) - match.end
     assert all(whole[i] == whole[i - back] for i in range(len(text) - match.length, len(whole)))
-
-
-def test_tokens_of_plain_rounds_are_read_later() -> None:
-    policy = Script(0)
-    drafter, text = NgramDrafter(policy), [1, 2, 3, 4, 5, 6, 7]
-    assert run_alone(drafter.propose(text, 9)) is NOTHING
-    policy.gamma = 2
-    assert run_alone(drafter.propose(text, 9)) is NOTHING
-    assert list(run_alone(drafter.propose([*text, 8, 9, 2, 3], 9)).tokens) == [4, 5]
 
 
 # The suffix structure against a search of the whole text, after every token

@@ -16,7 +16,7 @@ from specrt.text.tokenizer import Tokenizer
 from speculation.support import PROMPT
 from support.toy import Call, TableEngine, generator, near, plain, run
 
-GAMMAS = range(9)
+GAMMAS = (0, 1, 4, 8)
 
 
 def pair(seed: int, closeness: float = 0.6, **options: object) -> tuple[TableEngine, TableEngine]:
@@ -50,7 +50,7 @@ def test_a_different_draft_never_changes_the_output(gamma: int) -> None:
     assert seen == set(range(gamma + 1))
 
 
-@pytest.mark.parametrize("rows", range(1, 8))
+@pytest.mark.parametrize("rows", [1, 4, 7])
 def test_a_long_prompt_goes_in_by_chunks_and_all_scored_rows_come_from_one(rows: int) -> None:
     for length in range(rows, 23):
         tokens = [int(t) for t in np.random.default_rng(length).integers(0, 29, length)]
@@ -66,7 +66,7 @@ def test_a_long_prompt_goes_in_by_chunks_and_all_scored_rows_come_from_one(rows:
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("new", range(1, 13))
+@pytest.mark.parametrize("new", [1, 2, 5, 12])
 def test_gamma_shrinks_so_that_no_committed_token_is_discarded(gamma: int, new: int) -> None:
     target, draft = pair(3, closeness=1.0)
     done = run(target, draft, PROMPT, gamma=gamma, new=new)
@@ -94,7 +94,7 @@ def spelled(
     return target, draft
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+@pytest.mark.parametrize("gamma", [0, 4])
 @pytest.mark.parametrize("kind", ["eos", "stop token", "stop string", "max_tokens"])
 def test_an_end_cuts_wherever_it_falls(tokenizer: Tokenizer, gamma: int, kind: str) -> None:
     for end in range(12):
@@ -125,7 +125,7 @@ def _fails_behind(length: int) -> Callback:
     return fail
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+@pytest.mark.parametrize("gamma", [0, 4])
 @pytest.mark.parametrize("how", ["no numbers", "function", "match", "rejection"])
 def test_what_fails_behind_the_end_of_a_text_is_no_error(
     tokenizer: Tokenizer, gamma: int, how: str
@@ -146,13 +146,6 @@ def test_what_fails_behind_the_end_of_a_text_is_no_error(
             (done,) = made.generate_many([PROMPT], params, gamma=gamma)[0]
             assert done.token_ids == LETTERS[:tokens]
             assert done.finish_reason == ("error" if stop == "never" else "stop")
-
-
-def test_the_models_own_end_can_be_ignored(tokenizer: Tokenizer) -> None:
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    made = generator(*spelled(tokenizer), tokenizer, eos=[LETTERS[5]])
-    done = made.generate(PROMPT, params)
-    assert (done.token_ids, done.finish_reason) == (LETTERS[:20], "length")
 
 
 # Counts

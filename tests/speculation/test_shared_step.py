@@ -67,16 +67,6 @@ def test_auto_in_company_falls_behind_the_best_fixed_gamma_by_little(
     assert max(regrets) <= step_traces.REGRETS[kind].worst
 
 
-def test_the_rows_that_draft_are_those_whose_drafts_are_kept() -> None:
-    rows = [Row(0.05), Row(0.9), Row(0.02), Row(0.85)]
-    assert chosen(begun(4), rows) == [False, True, False, True]
-
-
-def test_the_first_step_of_a_number_of_rows_is_plain() -> None:
-    assert chosen(SharedStep(INT8, LARGEST), [Row(0.9)] * 3) == [False] * 3
-    assert chosen(begun(3), [Row(0.9)] * 3) == [True] * 3
-
-
 def test_no_row_is_held_up_for_another_that_gains_less() -> None:
     """A wide pass for one row alone makes more tokens, and each of the others fewer in its time."""
     steep = Costs(tuple(1e6 * (1 + 0.2 * w) for w in range(40)), (0.0,) + (1e4,) * LARGEST)
@@ -84,11 +74,6 @@ def test_no_row_is_held_up_for_another_that_gains_less() -> None:
     rows = [Row(0.99), Row(0.0), Row(0.0), Row(0.0)]
     assert chosen(step, rows) == [True, False, False, False]
     assert step.gamma < LARGEST
-
-
-def test_a_draft_that_costs_more_than_it_brings_is_none() -> None:
-    dear = Costs(INT8.verify_ns, tuple(g * 1e7 for g in range(LARGEST + 1)))
-    assert chosen(begun(3, dear), [Row(0.5)] * 3) == [False] * 3
 
 
 def test_outcome_wins_where_drafts_come_to_less_than_was_expected() -> None:
@@ -100,42 +85,8 @@ def test_outcome_wins_where_drafts_come_to_less_than_was_expected() -> None:
         assert share >= 0.8 * (most == 1.0)
 
 
-def test_probes_cost_little() -> None:
-    drafting = settled(SharedStep(INT8, LARGEST), 1000, 0.0)
-    assert 0 < sum(count > 0 for count in drafting[300:]) < 0.1 * 700
-
-
-def steps_to_probe(step: SharedStep) -> int:
-    """Run plain steps until the next one is a probe; return how many."""
-    for steps in range(5000):
-        if any(chosen(step, [Row(0.1)] * 3)):
-            return steps
-        step.settle(3, [0] * 3, 0, round(INT8.verify(2)))
-    raise AssertionError("it never probes")
-
-
-def test_a_probe_pays_for_what_its_draft_reads() -> None:
-    """The step is no measure of passes then."""
-    waits = []
-    for draft_ns in (10**6, 10**9):
-        step = begun(3)
-        steps_to_probe(step)
-        step.settle(3, [], draft_ns, 0)
-        waits.append(steps_to_probe(step))
-    assert waits[1] > 5 * waits[0]
-
-
 def test_a_long_prompt_is_not_read_for_a_few_tokens() -> None:
     for lacks, room, drafts in ((2, 10, True), (4000, 1000, True), (4000, 3, False)):
         step, rows = begun(3), [Row(0.8)] * 3
         chosen(step, rows)
         assert all(chosen(step, rows, lacks, room)) == drafts
-
-
-def test_rows_that_go_on_alone_pay_for_the_passes_alone() -> None:
-    step = begun(3)
-    chosen(step, [Row(0.8)] * 3)
-    shared = step.drafting(1)
-    step.go_on(1)
-    alone = step.drafting(2)
-    assert alone[3] - alone[2] > shared[3] - shared[2]

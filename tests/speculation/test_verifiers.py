@@ -20,17 +20,15 @@ from specrt.speculation.drafters import DRAFTERS, ModelDrafter
 from specrt.speculation.gamma import DraftDecision, FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import (
-    NOTHING,
     Proposal,
     Round,
     Verdict,
-    run_alone,
     run_rounds,
     speculate,
 )
-from specrt.speculation.target import VERIFIERS, EngineTarget, Verifier, rejection
-from speculation.support import GREEDY, PROMPT, Whim, drafter_named, loop
-from support.toy import TableEngine, near, plain
+from specrt.speculation.target import VERIFIERS, EngineTarget, rejection
+from speculation.support import Whim, drafter_named, loop
+from support.toy import TableEngine, near
 
 Floats = NDArray[np.float64]
 Target = Callable[[int], Distribution]
@@ -331,12 +329,6 @@ def test_certain_tokens_have_exactly_the_targets_law(monkeypatch: pytest.MonkeyP
         np.testing.assert_allclose(emitted, law_of(p[()]), atol=1e-12)
 
 
-def test_nothing_is_left_of_equal_laws() -> None:
-    p, only = dense(0.25, 0.75), dense(0.0, 1.0)
-    assert residual(p, p, 0) is p
-    assert residual(only, None, 1) is only
-
-
 def test_a_row_that_says_nothing_ends_the_draft() -> None:
     """It is an error only where the text gets there."""
     raised = Counter[bool]()
@@ -576,43 +568,3 @@ def test_a_policy_may_remember_tokens_that_were_never_judged() -> None:
         done = loop(target, drafter, [0], 3 * LONG, params, seed)
         counts.update(itertools.pairwise([0, *done.tokens]))
     assert surprise(counts, laws(target, params)) > ALPHA
-
-
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0)], ids=str)
-def test_a_draft_equal_to_the_target_is_always_accepted(params: SamplingParams) -> None:
-    target = TableEngine(2, scale=1.5)
-    drafter = drafter_named("model", near(target, 9, 1.0), 4, params)
-    done = loop(target, drafter, PROMPT, 41, params)
-    assert [r.accepted for r in done.rounds] == [0] + [4] * 8
-
-
-def test_no_token_is_taken_from_a_row_that_says_nothing() -> None:
-    class Broken(TableEngine):
-        def forward(self, *args: Any) -> Any:
-            output = super().forward(*args)
-            if output.argmax.shape[1] > 1:
-                output.argmax[0, 1:] = -1
-            return output
-
-    engine = Broken(3, memory=1)
-    first, second = plain(engine, PROMPT, 2)
-    target = EngineTarget(KVCache(engine), GREEDY, Noise(0))
-    run_alone(target.verify(PROMPT, NOTHING))
-    verdict = run_alone(target.verify([*PROMPT, first], Proposal([second, 1])))
-    assert (verdict.accepted, verdict.next) == (0, second)
-
-
-def test_a_rule_that_reads_ahead_accepts_nothing_before_a_row_that_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def reads_ahead(proposal: Proposal, law: Target, noise: Noise, position: int) -> Verdict:
-        first, *_ = [law(i) for i in range(len(proposal.tokens) + 1)]
-        return Verdict(0, first.draw(noise, Purpose.TOKEN, position))
-
-    monkeypatch.setitem(VERIFIERS, "reads ahead", Verifier(reads_ahead))
-    engine = TableEngine(3)
-    engine.no_numbers_from = len(PROMPT) + 2
-    params = SamplingParams(verifier="reads ahead", temperature=1.0, seed=1)
-    target = EngineTarget(KVCache(engine), params, Noise(0))
-    with pytest.raises(EngineError):
-        run_alone(target.verify(PROMPT, Proposal([1, 2])))
