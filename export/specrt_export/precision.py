@@ -43,7 +43,7 @@ PER_ROW = ("int8", "fp8")
 """What TensorRT multiplies fast with one scale for each row only."""
 
 
-BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8}
+BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, "fp8": 8, "fp4": 4}
 """Of a weight, without scales."""
 
 

@@ -1,4 +1,4 @@
-"""Blocks as whole numbers, scales and minimums: to the last bit what the gguf package makes."""
+"""Blocks as codes, scales and minimums: to the last bit what the gguf package makes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specrt.errors import CheckpointError
+from specrt_export.checkpoint.codes import FP4_VALUES
 from specrt_export.checkpoint.gguf.blocks import FORMATS, Format
 from specrt_export.checkpoint.gguf.reader import read_gguf
 from specrt_export.checkpoint.gguf.weights import GgufWeight
@@ -18,9 +19,17 @@ NAMES = [format_.name for format_ in FORMATS.values()]
 
 HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "IQ4_NL": [0], "IQ4_XS": [0],
 }  # fmt: skip
 """Where the fp16 numbers of a block are."""
+
+CODES = {
+    "Q4_0": (-8, 7), "Q4_1": (0, 15), "Q5_0": (-16, 15), "Q5_1": (0, 31), "Q8_0": (-128, 127),
+    "Q2_K": (0, 3), "Q3_K": (-4, 3), "Q4_K": (0, 15), "Q5_K": (0, 31), "Q6_K": (-32, 31),
+    "IQ4_NL": (-127, 113), "IQ4_XS": (-127, 113), "MXFP4": (0, 15),
+}  # fmt: skip
+"""The least and the largest code."""
 
 SCALES = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.0123, -7.5, 65504.0, -65504.0, 6e-8, -6e-8, 6.1e-5, 3e-5], np.float16
@@ -36,6 +45,8 @@ def random_rows(format_: Format, rows: int, blocks: int, seed: int = 0) -> np.nd
         some = chance.normal(size=len(made)).astype(np.float16)
         scales = np.where(chance.random(len(made)) < 0.5, chance.choice(SCALES, len(made)), some)
         made[:, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(-1, 2)
+    if format_.name == "MXFP4":
+        made[:, 0] = chance.choice([0, 1, 2, 126, 127, 253, 254], len(made))
     return made.reshape(rows, -1)
 
 
@@ -57,18 +68,22 @@ def test_weights_are_the_references_bits(number: int) -> None:
 def test_codes_are_whole_numbers_with_scales(format_: Format) -> None:
     rows = random_rows(format_, 40, 4)
     codes = format_.codes(rows)
-    assert codes.codes.dtype == (np.uint8 if format_.minimums else np.int8)
-    assert (codes.codes.min(), codes.codes.max()) == (format_.least, format_.most)
+    is_fp4, (least, most) = format_.precision == "fp4", CODES[format_.name]
+    assert codes.codes.dtype == (np.uint8 if format_.minimums or is_fp4 else np.int8)
+    assert (codes.codes.min(), codes.codes.max()) == (least, most)
+    assert (format_.precision == "int8") == (most - least > 15)
     assert codes.codes.shape == (40, 4 * format_.items)
     assert codes.scales.shape == (40, 4 * format_.items // format_.block)
     assert codes.scales.dtype == np.float32
     assert (codes.minimums is not None) == format_.minimums
     scales = np.repeat(codes.scales, format_.block, axis=1)
-    weights = scales * codes.codes.astype(np.float32)
+    values = FP4_VALUES[codes.codes] if is_fp4 else codes.codes.astype(np.float32)
+    with np.errstate(over="ignore"):  # of the largest scales of MXFP4
+        weights, wanted = scales * values, format_.floats(rows)
     if codes.minimums is not None:
         assert codes.minimums.shape == codes.scales.shape
         weights = weights - np.repeat(codes.minimums, format_.block, axis=1)
-    assert (format_.floats(rows).view(np.uint32) == weights.view(np.uint32)).all()
+    assert (wanted.view(np.uint32) == weights.view(np.uint32)).all()
 
 
 def test_rows_are_read_apart_and_in_order(tmp_path: Path) -> None:
@@ -86,10 +101,19 @@ def test_rows_are_read_apart_and_in_order(tmp_path: Path) -> None:
         assert np.array_equal(turned.codes(begin, end).floats(), whole[order[begin:end]])
 
 
-@pytest.mark.parametrize(("number", "at"), [(2, 0), (3, 2), (12, 2), (14, 208)])
-def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, number: int, at: int) -> None:
+INFINITE = np.array([np.inf], "<f2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("number", "at", "scale"),
+    [(n, at, INFINITE) for n, at in [(2, 0), (3, 2), (10, 82), (11, 108), (12, 2), (14, 208)]]
+    + [(20, 0, INFINITE), (23, 0, INFINITE), (39, 0, b"\xff")],
+)
+def test_scales_that_are_no_numbers_are_refused(
+    tmp_path: Path, number: int, at: int, scale: bytes
+) -> None:
     rows = random_rows(FORMATS[number], 3, 1)
-    rows[1, at : at + 2] = np.array([np.inf], "<f2").view(np.uint8)
+    rows[1, at : at + len(scale)] = list(scale)
     path = tmp_path / "model.gguf"
     shape = [3, FORMATS[number].items]
     path.write_bytes(container([], [("w", shape, number, rows.tobytes())]))

@@ -106,6 +106,8 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "many axes": (entries(entry("x", [1] * 9, 0, 96), FIRST), "'x' has 9 axes; expected 1 to 4"),
     "an empty axis": (entries(entry("x", [0, 32], 0, 96), FIRST), r"'x' of shape \[0, 32\]"),
     "half a block": (entries(entry("x", [2, 48], 8, 0), FIRST), "Q8_0, in blocks of 32 weights"),
+    "half a large block": (entries(entry("x", [2, 384], 23, 0), FIRST), "IQ4_XS, in blocks of 256"),
+    "a cut block": (entries(entry("x", [2, 256], 11, 0), SECOND), "'x' ends at byte .* truncated"),
     "an overflow": (entries(entry("x", [1 << 33, 1 << 33], 0, 0), SECOND), "truncated"),
     "a wide offset": (entries(FIRST, entry("second", [3], 0, 1 << 40)), "'second' ends at byte"),
     "an odd offset": (entries(FIRST, entry("second", [3], 0, 97)), "no multiple of 32"),

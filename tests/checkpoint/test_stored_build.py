@@ -53,8 +53,9 @@ pytestmark = pytest.mark.export
 
 BLOCKS = {
     "Q4_0": (32, 18, 8), "Q4_1": (32, 20, 15), "Q5_0": (32, 22, 16), "Q5_1": (32, 24, 31),
-    "Q8_0": (32, 34, 128), "Q4_K": (256, 144, 945), "Q5_K": (256, 176, 1953),
-    "Q6_K": (256, 210, 4096),
+    "Q8_0": (32, 34, 128), "Q2_K": (256, 84, 45), "Q3_K": (256, 110, 128), "Q4_K": (256, 144, 945),
+    "Q5_K": (256, 176, 1953), "Q6_K": (256, 210, 4096), "IQ4_NL": (32, 18, 127),
+    "IQ4_XS": (256, 136, 4064), "MXFP4": (32, 17, 6),
 }  # fmt: skip
 """Weights and bytes of a block, and about the largest code, times scales of 6 or 8 bits."""
 
@@ -71,10 +72,13 @@ def coded(*names: str) -> Store:
         blocks = rng.integers(0, 256, (array.size // items, length), np.uint8)
         scales = rng.uniform(-0.3, 0.3, (len(blocks), 1)) / most
         scales[:2] = [[2.0**-20], [0.0]]  # below the normal numbers of fp16, and none
-        at = 208 if chosen == "Q6_K" else 0
-        blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
-        if chosen in ("Q4_1", "Q4_K", "Q5_1", "Q5_K"):
-            blocks[:, 2:4] = (scales[::-1] * 8).astype("<f2").view(np.uint8)
+        at = {"Q6_K": 208, "Q3_K": 108, "Q2_K": 80}.get(chosen, 0)
+        if chosen == "MXFP4":
+            blocks[:, 0] = rng.integers(107, 123, len(blocks))
+        else:
+            blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
+        if chosen in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"):
+            blocks[:, at + 2 : at + 4] = (scales[::-1] * 8).astype("<f2").view(np.uint8)
         return int(gguf.GGMLQuantizationType[chosen]), blocks.tobytes()
 
     return store
@@ -116,8 +120,13 @@ FILES = {
     "llama in Q4_1": ("llama", "Q4_1"),
     "qwen3 in Q4_K and Q6_K": ("qwen3", "Q4_K", "Q6_K"),
     "llama in Q5_K and Q5_1": ("llama", "Q5_K", "Q5_1"),
+    "llama in IQ4_NL": ("llama", "IQ4_NL"),
+    "qwen3 in MXFP4": ("qwen3", "MXFP4"),
+    "qwen3 in few bits": ("qwen3", "IQ4_XS", "Q3_K", "MXFP4", "IQ4_NL", "Q2_K"),
 }
-OFTEN = ("gemma3 in a mixture", "qwen3 in Q4_K and Q6_K")
+OFTEN = ("gemma3 in a mixture", "qwen3 in Q4_K and Q6_K", "qwen3 in few bits")
+STORED_AS = dict.fromkeys(("Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K"), "int4") | {"MXFP4": "fp4"}
+"""What codes are kept in; the others in int8."""
 
 
 @pytest.mark.parametrize("case", nightly_but(OFTEN, FILES))
@@ -131,7 +140,7 @@ def test_weights_are_a_files_bit_for_bit_and_logits_transformers(case: str, tmp_
     assert checkpoint.gguf is not None
     for one, values in zip(graph.stored, found, strict=True):
         weight = checkpoint.gguf.weights[one.choice.weight]
-        assert (one.choice.precision == "int4") == ("Q4" in weight.format.name)
+        assert one.choice.precision == STORED_AS.get(weight.format.name, "int8")
         assert values.tobytes() == weight.floats(0, weight.shape[0]).tobytes()
     names = {one.choice.weight for one in graph.stored}
     assert names == {name for name, w in checkpoint.gguf.weights.items() if w.quantized}
@@ -203,7 +212,8 @@ def graph_line() -> str:
 def pair(tmp_path: Path) -> Path:
     """The recipe of two GGUF files."""
     write(tmp_path / "target.gguf", "llama", "Q4_K", "Q6_K", "Q8_0", "Q4_0")
-    write(tmp_path / "draft.gguf", "qwen3", "Q5_1", "F16", "Q5_K")
+    few = ("IQ4_XS", "Q3_K", "MXFP4", "IQ4_NL", "Q2_K")
+    write(tmp_path / "draft.gguf", "qwen3", "Q5_1", "F16", "Q5_K", *few)
     return recipe_of(tmp_path, PAIR)
 
 

@@ -32,7 +32,7 @@ BYTES = sum(map(len, MODEL.values()))
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     monkeypatch.chdir(tmp_path)
     models = dict.fromkeys(NAMES, MODEL)
-    models["org/gguf"] = {"a-Q8_0.gguf": b"GGUF1", "a-Q3_K_M.gguf": b"GGUF2"}
+    models["org/gguf"] = {"a-Q8_0.gguf": b"GGUF1", "a-IQ3_M.gguf": b"GGUF2"}
     with served(LoopbackHub(models)) as hub:
         for key, value in {"HF_ENDPOINT": hub.address, "NO_PROXY": "127.0.0.1"}.items():
             monkeypatch.setenv(key, value)

@@ -396,7 +396,7 @@ def _is_read(form: str) -> bool:
     from specrt_export.checkpoint.gguf.blocks import FORMATS  # which needs what only building needs
 
     plain = re.sub(r"_(XS|S|M|L|XL)$", "", form.upper())
-    return plain in {known.name for known in FORMATS.values()}
+    return not {form.upper(), plain}.isdisjoint(known.name for known in FORMATS.values())
 
 
 def _choice(model: str, names: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ def parameters(checkpoint: Checkpoint) -> int:
 
 
 USUAL_MIXTURES = (
-    frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")),
+    frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")),
     frozenset(("Q4_0", "Q4_1")),
     frozenset(("Q5_0", "Q5_1")),
 )

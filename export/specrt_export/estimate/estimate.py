@@ -42,7 +42,7 @@ from specrt_export.estimate.model_shape import (
     Matrix,
     ModelShape,
 )
-from specrt_export.precision import fitting_block
+from specrt_export.precision import BITS, SCALED, fitting_block
 from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe import Recipe, read_recipe, settle
 from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource
@@ -63,7 +63,6 @@ PROCESS_BYTES = 90 << 20
 """Python, ONNX Runtime, the tokenizer and the sessions of a pair without weights: codelet's process
 on an x86-64 machine, less its weights, filled KV buffers and activations."""
 
-_SCALED = {"int4": 0.5, "int8": 1.0, "fp8": 1.0}
 _PLAIN = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -409,7 +408,7 @@ class _Weights:
         if self.model.spec.on_cpu:  # whose kernels read whole tiles
             rows = -(-rows // TILE) * TILE
         items = rows * matrix.columns
-        if name not in _SCALED:
+        if name not in SCALED:
             yield (2 if self._is_kept else _PLAIN[name]) * items
             return
         block = precision.block_of(name, matrix.columns)
@@ -417,7 +416,7 @@ class _Weights:
         if not block:  # no block divides it, and it stays as it was
             yield (2 if self._is_kept else self.float_bytes) * items
             return
-        codes = int(_SCALED[name] * items)
+        codes = items * BITS[name] // 8
         # On a CPU in fp16, which holds them all but where weights are very small or large.
         scale = 2.0 if self.model.spec.on_cpu else self.float_bytes
         scale += 0.5 if name == "int4" and not precision.symmetric else 0
@@ -442,7 +441,7 @@ def _kept(file: GgufFile, *, step: bool) -> int:
             # A block of several scales has products of them, which fp16 does not hold.
             scale = 2 if form.block == form.items else 4
             scale *= 1 + form.minimums
-            total += int(_SCALED[form.precision] * items) + scale * (items // form.block)
+            total += items * BITS[form.precision] // 8 + scale * (items // form.block)
         else:
             total += items * (4 if len(tensor.shape) == 1 else form.bytes)
     return total

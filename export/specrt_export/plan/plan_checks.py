@@ -24,6 +24,7 @@ from specrt_export.plan.pair_vocabulary import check_vocabulary, open_tokenizer,
 from specrt_export.plan.text_files import chat_templates
 from specrt_export.portable.attachment import check_weights, is_attached
 from specrt_export.portable.graph import check_length, check_name
+from specrt_export.precision import BITS
 
 
 def check_plan(plan: BuildPlan) -> None:
@@ -155,9 +156,6 @@ def _check_settings(plan: BuildPlan) -> None:
         raise CheckpointError(str(error)) from None
 
 
-_CODE_BYTES = {"int4": 0.5, "fp4": 0.5, "int8": 1.0, "fp8": 1.0}
-
-
 def _check_disk(plan: BuildPlan) -> None:
     """Refuse a disk that is too small.
 
@@ -184,7 +182,7 @@ def _disk_bytes(model: ModelPlan) -> int:
     )
     # Codes, fp32 scales and minimums, in the kept graph's folder and in the engine.
     total += sum(
-        2 * prod(weight.shape) * (_CODE_BYTES[weight.precision] + 8 / weight.block)
+        2 * prod(weight.shape) * (BITS[weight.precision] / 8 + 8 / weight.block)
         for weight in coded.values()
     )
     return int(total * model.options.spec.disk_factor)

@@ -1,7 +1,8 @@
-"""The formats that GGUF stores weights in: blocks of a row, as whole numbers and their scales.
+"""The formats that GGUF stores weights in: blocks of a row, as codes and their scales.
 
 A weight is `scale * code - minimum`, in fp32 and in that order, to the last bit what ggml makes
-of the block: products of an fp16 scale and a whole number of 8 bits are exact in fp32.
+of the block: products of an fp16 scale and a whole number of 8 bits are exact in fp32. Codes are
+whole numbers, but those of MXFP4 are fp4.
 Source: ggml, ggml-quants.c (dequantize_row_*).
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,26 +32,17 @@ class Format:
     items: int
     """Weights in a block of the file."""
     bytes: int
-    dtype: str = ""
-    """What floats are called in safetensors; empty for whole numbers."""
+    precision: str = ""
+    """What holds its codes as they are; empty for floats."""
     block: int = 0
     """Weights that share a scale; 0 for floats."""
-    least: int = 0
-    most: int = 0
-    """Codes there are."""
-    minimums: bool = False
     decode: Decode | None = None
-
-    @property
-    def precision(self) -> str:
-        """What holds its codes as they are; empty for floats."""
-        if self.decode is None:
-            return ""
-        small = (self.least >= -8 and self.most <= 7) or (self.least >= 0 and self.most <= 15)
-        return "int4" if small else "int8"
+    minimums: bool = False
+    dtype: str = ""
+    """What floats are called in safetensors; empty for codes."""
 
     def codes(self, rows: Bytes) -> Codes:
-        """Return rows of blocks [N, row_bytes] as whole numbers."""
+        """Return rows of blocks [N, row_bytes] as codes."""
         assert self.decode is not None, f"{self.name} holds floats"
         codes, scales, minimums = self.decode(rows.reshape(-1, self.bytes))
         count = len(rows)
@@ -74,44 +67,51 @@ def _half(blocks: Bytes, begin: int) -> Floats:
     return np.ascontiguousarray(blocks[:, begin : begin + 2]).view("<f2").astype(np.float32)
 
 
-def _nibbles(blocks: Bytes, begin: int, size: int, group: int) -> Bytes:
-    """Return the low halves of each group of bytes, then the high ones, [blocks, 2 * size]."""
-    grouped = blocks[:, begin : begin + size].reshape(len(blocks), -1, 1, group)
-    halves = np.concatenate([grouped & np.uint8(15), grouped >> np.uint8(4)], axis=2)
-    return halves.reshape(len(blocks), 2 * size)
+def _fields(data: Bytes, bits: int, group: int) -> Bytes:
+    """Return the lowest bits of each group of bytes, then the next ones, up to the highest."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1)
+    fields = data.reshape(len(data), -1, 1, group) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(data), -1)
 
 
-def _fifth_bits(blocks: Bytes, begin: int) -> Bytes:
-    """Return a bit for each of 32 weights, worth 16, of 4 bytes."""
-    bits = np.unpackbits(blocks[:, begin : begin + 4], axis=1, bitorder="little")
-    return bits << np.uint8(4)
-
-
-def _signed(codes: Bytes, zero: int) -> NDArray[np.int8]:
+def _signed(codes: NDArray[Any], zero: int) -> NDArray[np.int8]:
     return codes.view(np.int8) - np.int8(zero)
 
 
 def _q4_0(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
-    return _signed(_nibbles(blocks, 2, 16, 16), 8), _half(blocks, 0), None
+    return _signed(_fields(blocks[:, 2:], 4, 16), 8), _half(blocks, 0), None
 
 
 def _q4_1(blocks: Bytes) -> tuple[NDArray[Any], Floats, Floats]:
     # What is stored is added, so its negative is subtracted.
-    return _nibbles(blocks, 4, 16, 16), _half(blocks, 0), -_half(blocks, 2)
+    return _fields(blocks[:, 4:], 4, 16), _half(blocks, 0), -_half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
-    codes = _nibbles(blocks, 6, 16, 16) | _fifth_bits(blocks, 2)
+    codes = _fields(blocks[:, 6:], 4, 16) | _fields(blocks[:, 2:6], 1, 1) << 4
     return _signed(codes, 16), _half(blocks, 0), None
 
 
 def _q5_1(blocks: Bytes) -> tuple[NDArray[Any], Floats, Floats]:
-    codes = _nibbles(blocks, 8, 16, 16) | _fifth_bits(blocks, 4)
+    codes = _fields(blocks[:, 8:], 4, 16) | _fields(blocks[:, 4:8], 1, 1) << 4
     return codes, _half(blocks, 0), -_half(blocks, 2)
 
 
 def _q8_0(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
     return blocks[:, 2:].view(np.int8), _half(blocks, 0), None
+
+
+def _q2_k(blocks: Bytes) -> tuple[NDArray[Any], Floats, Floats]:
+    # A scale and a minimum share a byte, the scale in its lower half.
+    scales, minimums = np.hsplit(_fields(blocks[:, :16], 4, 16).astype(np.float32), 2)
+    codes = _fields(blocks[:, 16:80], 2, 32)
+    return codes, _half(blocks, 80) * scales, _half(blocks, 82) * minimums
+
+
+def _q3_k(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
+    codes = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32) << 2
+    scales = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4) << 4
+    return _signed(codes, 4), _half(blocks, 108) * _signed(scales, 32).astype(np.float32), None
 
 
 def _six_bits(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -133,50 +133,67 @@ def _six_bits(blocks: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q4_k(blocks: Bytes) -> tuple[NDArray[Any], Floats, Floats]:
-    return _nibbles(blocks, 16, 128, 32), *_six_bits(blocks)
+    return _fields(blocks[:, 16:], 4, 32), *_six_bits(blocks)
 
 
 def _q5_k(blocks: Bytes) -> tuple[NDArray[Any], Floats, Floats]:
-    # Bit j of byte i belongs to weight i of the j-th 32.
-    bits = np.unpackbits(blocks[:, 16:48, None], axis=2, bitorder="little").transpose(0, 2, 1)
-    upper = bits.reshape(len(blocks), 256) << np.uint8(4)
-    return _nibbles(blocks, 48, 128, 32) | upper, *_six_bits(blocks)
+    codes = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
+    return codes, *_six_bits(blocks)
 
 
 def _q6_k(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
-    # Two bits each of 32 bytes belong to four runs of 32 weights.
-    pairs = blocks[:, 128:192].reshape(len(blocks), 2, 1, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    upper = ((pairs >> shifts) & np.uint8(3)).reshape(len(blocks), 256) << np.uint8(4)
+    codes = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return (
-        _signed(_nibbles(blocks, 0, 128, 64) | upper, 32),
-        _half(blocks, 208) * scales,
-        None,
-    )
+    return _signed(codes, 32), _half(blocks, 208) * scales, None
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+"""What the codes of IQ4_NL and IQ4_XS stand for, close together near 0, where weights are many."""
+
+
+def _iq4_nl(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
+    return _IQ4[_fields(blocks[:, 2:], 4, 16)], _half(blocks, 0), None
+
+
+def _iq4_xs(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
+    scales = _fields(blocks[:, 4:8], 4, 1) | _fields(blocks[:, 2:4], 2, 1) << 4
+    codes = _IQ4[_fields(blocks[:, 8:], 4, 16)]
+    return codes, _half(blocks, 0) * _signed(scales, 32).astype(np.float32), None
+
+
+def _mxfp4(blocks: Bytes) -> tuple[NDArray[Any], Floats, None]:
+    codes = _fields(blocks[:, 1:], 4, 16)
+    codes[codes == 8] = 0  # ggml has no zero with a sign
+    # ggml halves the scale and doubles the values.
+    return codes, blocks[:, :1].view(ml_dtypes.float8_e8m0fnu).astype(np.float32), None
 
 
 FORMATS = {
-    0: Format("F32", 1, 4, "F32"),
-    1: Format("F16", 1, 2, "F16"),
-    30: Format("BF16", 1, 2, "BF16"),
-    2: Format("Q4_0", 32, 18, "", 32, -8, 7, False, _q4_0),
-    3: Format("Q4_1", 32, 20, "", 32, 0, 15, True, _q4_1),
-    6: Format("Q5_0", 32, 22, "", 32, -16, 15, False, _q5_0),
-    7: Format("Q5_1", 32, 24, "", 32, 0, 31, True, _q5_1),
-    8: Format("Q8_0", 32, 34, "", 32, -128, 127, False, _q8_0),
-    12: Format("Q4_K", 256, 144, "", 32, 0, 15, True, _q4_k),
-    13: Format("Q5_K", 256, 176, "", 32, 0, 31, True, _q5_k),
-    14: Format("Q6_K", 256, 210, "", 16, -32, 31, False, _q6_k),
+    0: Format("F32", 1, 4, dtype="F32"),
+    1: Format("F16", 1, 2, dtype="F16"),
+    30: Format("BF16", 1, 2, dtype="BF16"),
+    2: Format("Q4_0", 32, 18, "int4", 32, _q4_0),
+    3: Format("Q4_1", 32, 20, "int4", 32, _q4_1, minimums=True),
+    6: Format("Q5_0", 32, 22, "int8", 32, _q5_0),
+    7: Format("Q5_1", 32, 24, "int8", 32, _q5_1, minimums=True),
+    8: Format("Q8_0", 32, 34, "int8", 32, _q8_0),
+    10: Format("Q2_K", 256, 84, "int4", 16, _q2_k, minimums=True),
+    11: Format("Q3_K", 256, 110, "int4", 16, _q3_k),
+    12: Format("Q4_K", 256, 144, "int4", 32, _q4_k, minimums=True),
+    13: Format("Q5_K", 256, 176, "int8", 32, _q5_k, minimums=True),
+    14: Format("Q6_K", 256, 210, "int8", 16, _q6_k),
+    20: Format("IQ4_NL", 32, 18, "int8", 32, _iq4_nl),
+    23: Format("IQ4_XS", 256, 136, "int8", 32, _iq4_xs),
+    39: Format("MXFP4", 32, 17, "fp4", 32, _mxfp4),
 }
 """By the number that stands in a file."""
 
 # fmt: off
 ABSENT = {
-    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 31: "Q4_0_4_4",
-    32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0",
+    40: "NVFP4", 41: "Q1_0",
 }
 # fmt: on
 """Formats that are refused, by name."""

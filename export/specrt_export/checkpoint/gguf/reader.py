@@ -157,8 +157,9 @@ class GgufFile:
         return any(tensor.format.decode is not None for tensor in self.tensors.values())
 
     def formats(self) -> str:
-        """Return what its tensors are stored as, the most frequent first."""
-        return count_formats(tensor.format.name for tensor in self.tensors.values())
+        """Return what its tensors are stored as and kept in, the most frequent first."""
+        forms = (tensor.format for tensor in self.tensors.values())
+        return count_formats(f"{form.name} {form.precision}".rstrip() for form in forms)
 
     def check_kept(self) -> None:
         """Refuse whole numbers that no engine holds as they are.

@@ -81,11 +81,12 @@ class GgufWeight:
         return None
 
     def codes(self, begin: int, end: int) -> Codes:
-        """Return rows `begin` to `end` as whole numbers, their scales and minimums.
+        """Return rows `begin` to `end` as codes, their scales and minimums.
 
         Raises: CheckpointError for scales that are not finite numbers.
         """
-        codes = self.format.codes(self._rows(begin, end))
+        with np.errstate(invalid="ignore"):  # of infinite scales, which are refused
+            codes = self.format.codes(self._rows(begin, end))
         self._check(codes.scales, begin, end)
         if codes.minimums is not None:
             self._check(codes.minimums, begin, end)
@@ -96,7 +97,7 @@ class GgufWeight:
 
         Raises: CheckpointError for numbers that are not finite.
         """
-        with np.errstate(invalid="ignore"):  # of infinite scales, which are refused
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused
             values = self.format.floats(self._rows(begin, end))
         self._check(values, begin, end)
         values = values + np.float32(self.shift) if self.shift else values
