@@ -171,6 +171,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "num_hidden_layers": 6,
+            "layer_types": _WINDOW * 3, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma4-large": (
+        "Gemma4TextConfig",
+        {
+            "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "num_hidden_layers": 4,
+            "layer_types": _WINDOW * 2, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 320,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1000000.0,
+            },
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": 32, "original_max_position_embeddings": 512}),
     "phi3-long": (
         "Phi3Config",
@@ -187,7 +213,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """By name: the class of the configuration, and what is other than usual in it."""
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4"}
 
 
 def made(name: str, **more: Any) -> Any:
@@ -200,9 +226,9 @@ def made(name: str, **more: Any) -> Any:
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.2 * torch.randn(parameter.shape))
+        for held in model.state_dict().values():
+            if held.ndim == 1:
+                held.add_(0.2 * torch.randn(held.shape))
     return model.eval()
 
 
@@ -222,7 +248,8 @@ def described(model: Any) -> dict[str, Any]:
     """Return the metadata of a model, as llama.cpp's converter writes them."""
     config = model.config
     at = ARCHITECTURES.get(config.model_type, config.model_type)
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    last = config.per_layer_config[config.num_hidden_layers - 1] if at == "gemma4" else config
+    head = getattr(last, "head_dim", None) or config.hidden_size // config.num_attention_heads
     values = {
         "general.architecture": at,
         "general.name": f"tiny {config.model_type}",
@@ -231,8 +258,10 @@ def described(model: Any) -> dict[str, Any]:
         f"{at}.embedding_length": config.hidden_size,
         f"{at}.feed_forward_length": config.intermediate_size,
         f"{at}.attention.head_count": config.num_attention_heads,
-        f"{at}.attention.head_count_kv": config.num_key_value_heads,
-        f"{at}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{at}.attention.head_count_kv": last.num_key_value_heads,
+        f"{at}.attention.layer_norm_rms_epsilon": float(
+            config.norm_eps if at == "lfm2" else config.rms_norm_eps
+        ),
     }
     rope = config.rope_parameters
     whole = rope.get("full_attention", rope)
@@ -255,7 +284,40 @@ def described(model: Any) -> dict[str, Any]:
     if at == "gemma2":
         values["gemma2.attn_logit_softcapping"] = config.attn_logit_softcapping
         values["gemma2.final_logit_softcapping"] = config.final_logit_softcapping
-    return values
+    if at == "lfm2":
+        full = [kind == "full_attention" for kind in config.layer_types]
+        values["lfm2.attention.head_count_kv"] = [2 * one for one in full]
+        values["lfm2.shortconv.l_cache"] = config.conv_L_cache
+    return values | (_of_gemma4(config) if at == "gemma4" else {})
+
+
+def _of_gemma4(config: Any) -> dict[str, Any]:
+    layers, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    sizes = [config.per_layer_config[layer] for layer in range(layers)]
+    lengths = {
+        f"attention.{kind}_length{of}": sizes[sliding.index(bool(of))].head_dim
+        for kind in ("key", "value")
+        for of in ("", "_swa")
+    }
+    values = {
+        **lengths,
+        "rope.dimension_count": lengths["attention.key_length"],
+        "rope.dimension_count_swa": lengths["attention.key_length_swa"],
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": sliding,
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+    }
+    if config.use_double_wide_mlp:
+        inner = config.intermediate_size
+        values["feed_forward_length"] = [inner] * (layers - shared) + [2 * inner] * shared
+    if config.attention_k_eq_v:
+        values["attention.head_count_kv"] = [one.num_key_value_heads for one in sizes]
+    if config.final_logit_softcapping:
+        values["final_logit_softcapping"] = config.final_logit_softcapping
+    return {f"gemma4.{key}": held for key, held in values.items()}
 
 
 def tensors_of(model: Any) -> dict[str, NDArray[np.float32]]:
@@ -271,18 +333,25 @@ def tensors_of(model: Any) -> dict[str, NDArray[np.float32]]:
     for name, parameter in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        stem, _, suffix = name.rpartition(".")
+        stem, _, suffix = name.replace("layer_scalar", "layer_scalar.weight").rpartition(".")
         array = parameter.detach().numpy().astype(np.float32)
         module = stem.rpartition(".")[2]
         if at == "llama" and module in ("q_proj", "k_proj"):
             heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
             array = _interleaved(array, heads[module])
-        if at.startswith("gemma") and stem.endswith("norm"):
+        if at in ("gemma2", "gemma3") and stem.endswith("norm"):
             array = array + 1
+        if stem.endswith("conv.conv"):
+            array = array[:, 0]
         found[f"{names.get_name(stem)}.{suffix}"] = array
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = _quotients(rope, config.head_dim)
+    if at == "gemma4":
+        half = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+        rotated = int(half * rope["full_attention"]["partial_rotary_factor"])
+        quotients = [1.0] * rotated + [1e30] * (half - rotated)
+        found["rope_freqs.weight"] = np.array(quotients, np.float32)
     for length in ("long", "short"):
         if f"{length}_factor" in rope:
             factors = np.array(rope[f"{length}_factor"], np.float32)

@@ -8,8 +8,8 @@ file holds only the quotients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,15 @@ NEUTRAL: Mapping[str, Any] = {
 """Values that change the computation, which these families do not have, and how they read then."""
 
 
+Config = Mapping[str, Any]
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
 @dataclass(frozen=True)
 class Family:
     """How one architecture of llama.cpp is spelled in transformers."""
@@ -44,6 +53,16 @@ class Family:
     """Tensors of a layer, and the modules that hold them."""
     own: Callable[[GgufFile, dict[str, Any]], dict[str, Any]]
     """Returns what the family has besides what all have, or otherwise."""
+    outer: Mapping[str, str] = field(default_factory=lambda: _OUTER)
+    """Tensors outside of the layers, and the weights that they are."""
+    of_layer: Callable[[Config, int], Config] = lambda config, layer: config
+    """Returns the configuration with the sizes of one layer."""
+    lacks: Callable[[Config, int], Collection[str]] = lambda config, layer: ()
+    """Returns the tensors that a layer, or the model around it, does without."""
+    unread: Collection[str] = ()
+    """Tensors that files may hold of a layer that does without them."""
+    uneven: bool = False
+    """Whether layers may have heads for keys, or a feed-forward width, of their own."""
     interleaved: bool = False
     """Whether rows of queries and keys lie in pairs that are rotated together."""
     shifted_norms: bool = False
@@ -60,7 +79,8 @@ def configuration(file: GgufFile) -> dict[str, Any]:
     family = family_of(file)
     _check_neutral(file)
     config = _common(file, family)
-    return {**config, **family.own(file, config)}
+    own = family.own(file, config)  # which may take a value away, to spell it otherwise
+    return {**config, **own}
 
 
 def family_of(file: GgufFile) -> Family:
@@ -99,15 +119,19 @@ def _common(file: GgufFile, family: Family) -> dict[str, Any]:
         raise file.wrong(f"{file.architecture}.block_count", "as many layers as the file holds")
     if not 1 <= heads <= hidden:
         raise file.wrong(f"{file.architecture}.attention.head_count", f"1 to {hidden}")
+
+    def largest(name: str, default: int | None = None) -> int:
+        return max(_each(file, name, layers, default)) if family.uneven else whole(name, default)
+
     head = _head(file, family, hidden // heads)
     config = {
         "model_type": family.model_type,
         "vocab_size": _rows(file, "token_embd.weight"),
         "hidden_size": hidden,
-        "intermediate_size": whole("feed_forward_length"),
+        "intermediate_size": largest("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": whole("attention.head_count_kv", heads),
+        "num_key_value_heads": largest("attention.head_count_kv", heads),
         "head_dim": head,
         "max_position_embeddings": whole("context_length"),
         "rms_norm_eps": file.real(f"{file.architecture}.attention.layer_norm_rms_epsilon"),
@@ -118,6 +142,17 @@ def _common(file: GgufFile, family: Family) -> dict[str, Any]:
     keys = {f"{ours}_token_id": f"tokenizer.ggml.{theirs}_token_id" for ours, theirs in ids.items()}
     # None where there is none: a default of the model's class is of another vocabulary.
     return config | {k: file.whole(v) if v in file.metadata else None for k, v in keys.items()}
+
+
+def _each(file: GgufFile, name: str, layers: int, default: int | None = None) -> list[int]:
+    """Return a whole number of each layer; one may stand for all."""
+    key = f"{file.architecture}.{name}"
+    numbers = file.metadata.get(key)
+    if not isinstance(numbers, np.ndarray):
+        return [file.whole(key, default)] * layers
+    if len(numbers) != layers or numbers.dtype.kind not in "iu" or (numbers < 0).any():
+        raise file.wrong(key, f"a whole number for each of {layers} layers")
+    return [int(number) for number in numbers]
 
 
 def _head(file: GgufFile, family: Family, usual: int) -> int:
@@ -297,6 +332,106 @@ def _gemma3(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma4(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
+    at, layers, types = "gemma4", config["num_hidden_layers"], _windows(file, config, 6)
+    shared = file.whole(f"{at}.attention.shared_kv_layers", 0)
+    if len({*types[: max(0, layers - shared)]}) < 2 or types[-1] != "full_attention":
+        raise file.wrong(
+            f"{at}.attention.sliding_window_pattern",
+            "layers of both kinds that hold keys, and a last one that sees all positions",
+        )
+    inner = _each(file, "feed_forward_length", layers)
+    keys = _each(file, "attention.head_count_kv", layers, config["num_attention_heads"])
+    sliding, full = (types.index(f"{kind}_attention") for kind in ("sliding", "full"))
+    embedded = file.tensors.get("per_layer_token_embd.weight")
+    found = {
+        "head_dim": file.whole(f"{at}.attention.key_length_swa"),
+        "global_head_dim": config["head_dim"],
+        "num_key_value_heads": keys[sliding],
+        "num_global_key_value_heads": keys[full] if keys[full] != keys[sliding] else None,
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in file.tensors,
+        "intermediate_size": inner[0],
+        "use_double_wide_mlp": inner[-1] == 2 * inner[0],
+        "num_kv_shared_layers": shared,
+        "layer_types": types,
+        "sliding_window": file.whole(f"{at}.attention.sliding_window"),
+        "final_logit_softcapping": file.real(f"{at}.final_logit_softcapping", 0.0) or None,
+        "hidden_size_per_layer_input": file.whole(f"{at}.embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": config["vocab_size"] if embedded is None else embedded.length,
+        "rope_parameters": {
+            "full_attention": _proportional(file, config),
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": file.real(f"{at}.rope.freq_base_swa", THETA),
+            },
+        },
+        **_biased(file, config),
+    }
+    sizes = [_gemma4_layer({**config, **found}, layer) for layer in range(layers)]
+    for name, numbers, size in (
+        ("feed_forward_length", inner, "intermediate_size"),
+        ("attention.head_count_kv", keys, "num_key_value_heads"),
+    ):
+        if numbers != [one[size] for one in sizes]:
+            raise file.wrong(f"{at}.{name}", "numbers that Gemma 4 has, by the kinds of its layers")
+    if file.whole(f"{at}.rope.dimension_count_swa", found["head_dim"]) != found["head_dim"]:
+        raise file.wrong(f"{at}.rope.dimension_count_swa", f"{found['head_dim']}, a whole head")
+    return found
+
+
+def _proportional(file: GgufFile, config: Config) -> dict[str, Any]:
+    """Return the rotary embedding of a part of each head, whose rest a file divides to nothing."""
+    quotients, half = _vector(file, "rope_freqs.weight"), config["head_dim"] // 2
+    rotated = 0 if quotients is None else int((quotients == 1).sum())
+    if quotients is None or len(quotients) != half or (quotients[rotated:] < 1e29).any():
+        raise CheckpointError(
+            f"{file.path}: rope_freqs.weight is not what Gemma 4 has: {half} numbers, some of 1 "
+            "and then of 1e30. Build from the model's safetensors folder"
+        )
+    theta = file.real("gemma4.rope.freq_base", 1_000_000.0)
+    proportion = rotated / half
+    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": proportion}
+
+
+def _reads_others(config: Config, layer: int) -> bool:
+    """Tell whether a layer of Gemma 4 reads the keys and values of another."""
+    return bool(layer >= config["num_hidden_layers"] - config["num_kv_shared_layers"])
+
+
+def _gemma4_layer(config: Config, layer: int) -> Config:
+    wide = config["use_double_wide_mlp"] and _reads_others(config, layer)
+    sizes = {"intermediate_size": config["intermediate_size"] * (2 if wide else 1)}
+    if config["layer_types"][layer] == "full_attention":
+        sizes["head_dim"] = config["global_head_dim"]
+        if config["attention_k_eq_v"] and config["num_global_key_value_heads"]:
+            sizes["num_key_value_heads"] = config["num_global_key_value_heads"]
+    return {**config, **sizes}
+
+
+def _gemma4_lacks(config: Config, layer: int) -> set[str]:
+    lacks = set() if config["hidden_size_per_layer_input"] else {*_PER_LAYER, *_PER_LAYER_OUTER}
+    if _reads_others(config, layer):
+        return lacks | _KEYS_AND_VALUES
+    full = config["layer_types"][layer] == "full_attention"
+    return lacks | ({"attn_v"} if full and config["attention_k_eq_v"] else set())
+
+
+def _lfm2(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
+    keys = _each(file, "attention.head_count_kv", config["num_hidden_layers"])
+    if len({*keys} - {0}) > 1:
+        raise file.wrong("lfm2.attention.head_count_kv", "one number, and 0 for convolutions")
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in keys],
+        "conv_L_cache": file.whole("lfm2.shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config.pop("rms_norm_eps"),
+    }
+
+
+def _lfm2_lacks(config: Config, layer: int) -> Collection[str]:
+    return _CONVOLUTION if config["layer_types"][layer] != "conv" else _LFM2_ATTENTION
+
+
 def _phi3(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     length = config["max_position_embeddings"]
     original = file.whole("phi3.rope.scaling.original_context_length", length)
@@ -353,6 +488,45 @@ _FOUR_NORMS = {
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _LLAMA = {**_ATTENTION, **_TWO_NORMS, **_FEED_FORWARD}
 _GEMMA = {**_ATTENTION, **_FOUR_NORMS, **_FEED_FORWARD}
+_KEYS_AND_VALUES = {"attn_k", "attn_v", "attn_k_norm"}
+_PER_LAYER = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_PER_LAYER_OUTER = {
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+_GEMMA4 = {**_GEMMA, **_HEAD_NORMS, **_PER_LAYER, "layer_output_scale": "layer_scalar"}
+_CONVOLUTION = {
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_LFM2_ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+}
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    **_CONVOLUTION,
+    **_LFM2_ATTENTION,
+}
+_LFM2_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd_norm.weight": "model.embedding_norm.weight",
+    "output.weight": "lm_head.weight",
+}
 _PHI = {
     "attn_norm": "input_layernorm",
     "attn_qkv": "self_attn.qkv_proj",
@@ -368,6 +542,17 @@ FAMILIES = {
     "qwen3": Family("qwen3", {**_LLAMA, **_HEAD_NORMS}, _biased),
     "gemma2": Family("gemma2", _GEMMA, _gemma2, shifted_norms=True),
     "gemma3": Family("gemma3_text", {**_GEMMA, **_HEAD_NORMS}, _gemma3, shifted_norms=True),
+    "gemma4": Family(
+        "gemma4_text",
+        _GEMMA4,
+        _gemma4,
+        {**_OUTER, **_PER_LAYER_OUTER},
+        of_layer=_gemma4_layer,
+        lacks=_gemma4_lacks,
+        unread=_KEYS_AND_VALUES,
+        uneven=True,
+    ),
+    "lfm2": Family("lfm2", _LFM2, _lfm2, _LFM2_OUTER, lacks=_lfm2_lacks, uneven=True),
     "phi3": Family("phi3", _PHI, _phi3, partly_rotated=True),
 }
 """By `general.architecture`; Mistral's is Llama's."""

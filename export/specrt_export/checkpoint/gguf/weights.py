@@ -18,18 +18,12 @@ from specrt_export.checkpoint.gguf.reader import GgufFile, GgufTensor
 
 Order = NDArray[np.int64]
 
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
 _IN_CONFIGURATION = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.(attn_rot_embd|rope_freqs)\.weight"
 )
 """Tensors that are part of the configuration, or follow from it."""
 
-_LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+(?:\.\w+)?)\.(weight|bias)")
 
 
 @dataclass(frozen=True)
@@ -154,10 +148,17 @@ def weights(file: GgufFile, config: Mapping[str, Any]) -> dict[str, GgufWeight]:
 
 def _expected(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a model has at least; biases are there or not."""
-    outer = [name for name in _OUTER.values() if name != "lm_head.weight"]
-    yield from outer
+    lacks = {"output.weight", *family.lacks(config, 0)}
+    yield from (name for tensor, name in family.outer.items() if tensor not in lacks)
     for layer in range(config["num_hidden_layers"]):
-        yield from (f"model.layers.{layer}.{part}.weight" for part in family.parts.values())
+        lacks = {*family.lacks(config, layer)}
+        parts = (module for part, module in family.parts.items() if part not in lacks)
+        yield from (_name(layer, module, "weight") for module in parts)
+
+
+def _name(layer: int, module: str, kind: str) -> str:
+    """Return what transformers calls a weight or a bias of a layer; its scale has no module."""
+    return f"model.layers.{layer}.{module}.{kind}".replace("layer_scalar.weight", "layer_scalar")
 
 
 def _placed(
@@ -165,19 +166,26 @@ def _placed(
 ) -> Iterator[GgufWeight]:
     """Yield the weights that a tensor holds: one, or queries, keys and values."""
     shift = -1.0 if family.shifted_norms and tensor.name.endswith("norm.weight") else 0.0
-    if tensor.name in _OUTER:
-        name = _OUTER[tensor.name]
+    if tensor.name in family.outer and tensor.name not in family.lacks(config, 0):
+        name = family.outer[tensor.name]
         _check_shape(file, tensor, name.split(".")[-2], "weight", config, tensor.shape)
         yield GgufWeight(name, tensor, shift=shift)
         return
     match = _LAYER.fullmatch(tensor.name)
     if match is None or int(match[1]) >= config["num_hidden_layers"]:
         raise _homeless(file, family, tensor)
-    layer, part, kind = match.groups()
+    layer, part, kind = int(match[1]), match[2], match[3]
+    config = family.of_layer(config, layer)
+    if part in family.lacks(config, layer):
+        if part not in family.unread:
+            raise _homeless(file, family, tensor)
+        return
     if part in family.parts:
         module = family.parts[part]
         _check_shape(file, tensor, module.split(".")[-1], kind, config, tensor.shape)
-        weight = GgufWeight(f"model.layers.{int(layer)}.{module}.{kind}", tensor, shift=shift)
+        if module == "conv.conv" and kind == "weight":
+            tensor = replace(tensor, shape=(tensor.shape[0], 1, tensor.shape[1]))
+        weight = GgufWeight(_name(layer, module, kind), tensor, shift=shift)
         yield _in_halves(weight, config) if family.interleaved else weight
         return
     if part != "attn_qkv" or "attn_q" not in family.parts:
@@ -188,8 +196,7 @@ def _placed(
     for part in ("attn_q", "attn_k", "attn_v"):
         module = family.parts[part]
         end = begin + _shapes(config)[module.split(".")[-1]][0]
-        name = f"model.layers.{int(layer)}.{module}.{kind}"
-        weight = GgufWeight(name, tensor, np.arange(begin, end))
+        weight = GgufWeight(_name(layer, module, kind), tensor, np.arange(begin, end))
         yield _in_halves(weight, config) if family.interleaved else weight
         begin = end
 
@@ -220,6 +227,35 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "up_proj": (inner, hidden),
         "gate_up_proj": (2 * inner, hidden),
         "down_proj": (hidden, inner),
+        **_gemma4_shapes(config),
+        **_lfm2_shapes(config, queries),
+    }
+
+
+def _gemma4_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, width = config["hidden_size"], config.get("hidden_size_per_layer_input", 0)
+    widths = config["num_hidden_layers"] * width
+    return {
+        "embed_tokens_per_layer": (config.get("vocab_size_per_layer_input", 0), widths),
+        "per_layer_model_projection": (widths, hidden),
+        "per_layer_projection_norm": (width,),
+        "per_layer_input_gate": (width, hidden),
+        "per_layer_projection": (hidden, width),
+        "layer_scalar": (1,),
+    }
+
+
+def _lfm2_shapes(config: Mapping[str, Any], queries: int) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    return {
+        "q_layernorm": (config["head_dim"],),
+        "k_layernorm": (config["head_dim"],),
+        "out_proj": (hidden, queries),
+        "conv": (hidden, config.get("conv_L_cache", 0)),
+        "in_proj": (3 * hidden, hidden),
+        "w1": (inner, hidden),
+        "w3": (inner, hidden),
+        "w2": (hidden, inner),
     }
 
 
