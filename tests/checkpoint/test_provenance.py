@@ -16,7 +16,7 @@ from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.provenance import oddity, provenance_of
 from specrt_export.plan.build_plan import resolve
 from specrt_export.recipe.recipe import read_recipe
-from support.quantized_folders import Gptq, Tensors, container
+from support.quantized_folders import Tensors, container
 
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -65,22 +65,6 @@ def test_an_origin_has_every_file_of_weights_and_no_other(tmp_path: Path, shards
     assert (found.formats, found.hub, found.revision) == ("BF16 14, F32 1", "", "")
 
 
-def test_files_that_hold_only_scales_belong_to_the_weights(tmp_path: Path) -> None:
-    tensors, _ = Gptq().layer(np.random.default_rng(0), 0, (64, 128))
-    shards: dict[str, Tensors] = {"codes.safetensors": {}, "scales.safetensors": {}}
-    for part, tensor in tensors.items():
-        place = "codes" if part == "qweight" else "scales"
-        shards[f"{place}.safetensors"][f"a.q_proj.{part}"] = tensor
-    for shard, held in shards.items():
-        (tmp_path / shard).write_bytes(container(held))
-    index = {name: shard for shard, held in shards.items() for name in held}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    config = {"model_type": "llama", "quantization_config": Gptq().config}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = provenance_of(Checkpoint.open(tmp_path))
-    assert found.files == {shard: sha256(tmp_path / shard) for shard in shards}
-
-
 def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(folder(tmp_path / "m", named()))
     (tmp_path / "m" / "model.safetensors").unlink()
@@ -121,10 +105,6 @@ ODD = {
         named(model__layers__2__mlp__down_proj__weight="F32"),
         ("model.layers.2.mlp.down_proj.weight", "F32", "3 like it as BF16"),
     ),
-    "one of two layers": (
-        named(layers=2, model__layers__1__mlp__down_proj__weight="F32"),
-        ("model.layers.1.mlp.down_proj.weight", "F32", "1 like it as BF16"),
-    ),
     "two layers": (
         named(
             model__layers__1__self_attn__q_proj__weight="F16",
@@ -159,10 +139,8 @@ def test_what_is_usual_is_no_mixture(tmp_path: Path) -> None:
     ("formats", "odd"),
     [
         (("Q4_K", "Q6_K", "Q4_K", "Q5_K"), None),
-        (("Q4_1", "Q4_0", "Q4_0", "Q4_0"), None),
         (("Q4_0", "Q4_0", "Q8_0", "Q4_0"), "layers.2."),
         (("F16", "Q4_0", "Q4_0", "Q4_0"), "layers.0."),
-        (("Q4_K", "Q4_K", "Q4_K", "Q5_0"), "layers.3."),
     ],
 )
 def test_some_formats_are_mixed_by_their_own_tools(

@@ -24,7 +24,6 @@ from portable.zoo import BARE, exported
 from quantize.graphs import values_of
 from shared import nightly_but
 from specrt.bundle import Bundle
-from specrt.cli.export import command as export
 from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
 from specrt.params import SamplingParams
@@ -288,7 +287,6 @@ WRONG_OF_FILES = {
         "[engine]", '[engine]\nprecision = "fp16"',
         r"\.precision is 'fp16', and target\.gguf is quantized .*target\.precision to 'stored'",
     ),
-    "a block": ("[draft]", "block = 64\n[draft]", r"target\.block is 64"),
     "an embedding": (
         "[draft]", 'embedding = "bf16"\n[draft]',
         r"target\.embedding is 'bf16'.* remove target\.embedding",
@@ -303,14 +301,6 @@ WRONG_OF_FOLDERS = {
     "bits": (
         "[engine]", 'bits = "auto"\nmax_kl = 0.1\n[engine]',
         r"target\.bits is 'auto', and target is quantized already \(GPTQ int4.*; remove it",
-    ),
-    "another precision": (
-        "[engine]", '[engine]\nprecision = "fp16"',
-        r"\.precision is 'fp16', and target is quantized already \(GPTQ int4.*precision to 'stored",
-    ),
-    "a device's operators": (
-        "[engine]", '[engine]\nbackend = "tensorrt"',
-        r"target is quantized \(GPTQ int4.*operators of tensorrt do not take .*build for ort-cpu",
     ),
 }  # fmt: skip
 
@@ -352,11 +342,3 @@ def test_weights_of_another_model_are_named(tmp_path: Path) -> None:
     written = write_folder(tmp_path / "model", Awq(), intermediate_size=192)
     with pytest.raises(SpecrtError, match=r"mlp\.\w+\.weight has shape .*config\.json calls for"):
         kept(written.folder)
-
-
-def test_a_graph_of_codes_is_one_without_weights(tmp_path: Path) -> None:
-    write_folder(tmp_path / "model", Gptq())
-    command = [str(tmp_path / "model"), "--out", str(tmp_path / "graph.onnx")]
-    refused = CliRunner().invoke(export, command)
-    assert isinstance(refused.exception, SpecrtError)
-    assert "--config-only" in str(refused.exception)
