@@ -23,7 +23,9 @@ from specrt.cli.generate import command as generate
 from specrt.errors import CheckpointError, SpecrtError
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
-from specrt_export.portable.attachment import is_attached
+from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.portable import exporter
+from specrt_export.portable.attachment import attach_graph, is_attached
 from specrt_export.recipe.recipe import read_recipe
 from support import gguf_files
 from support.builds import build
@@ -56,6 +58,12 @@ def test_files_in_place_of_a_bundle_give_transformers_text(
     """The first use builds, the second finds what the first left."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("specrt.cli.build.tune_quickly", lambda _: (None, None))
+
+    def recorded(checkpoint: Checkpoint, out: Path) -> Any:
+        kind = checkpoint.config["model_type"]
+        return attach_graph(exported(f"gguf-{kind}{BARE}").graph, checkpoint, out)
+
+    monkeypatch.setattr(exporter, "export_graph", recorded)
     files = [str(tmp_path / "target.gguf"), "--draft", str(tmp_path / "draft.gguf")]
     asked = ["--prompt", "hello world, the", "--max-tokens", "40", "--ignore-eos", "--json"]
     made = []
