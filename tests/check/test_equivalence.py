@@ -35,19 +35,9 @@ def attribute(op_type: str, name: str, value: float) -> Fault:
     return spoil
 
 
-def sines_for_cosines(_: Case, model: onnx.ModelProto) -> None:
-    for node in (n for n in model.graph.node if n.op_type == "Attention"):
-        node.input[7], node.input[8] = node.input[8], node.input[7]
-
-
 def not_rotated(_: Case, model: onnx.ModelProto) -> None:
     for node in (n for n in model.graph.node if n.op_type == "Attention"):
         del node.input[7:]
-
-
-def gates_and_ups(array: Any) -> Any:
-    """Exchange the tiles of gates and of what they are multiplied with."""
-    return array.reshape(-1, 2, *array.shape[1:])[:, ::-1].reshape(array.shape)
 
 
 def read_through(op_type: str, index: int, through: str, constant: Any) -> Fault:
@@ -80,21 +70,12 @@ def unmasked(_: Case, model: onnx.ModelProto) -> None:
         node.input[3] = ""
 
 
-def weights(
-    op_type: str, index: int, dtype: Any, change: Callable[[Any], Any], gates: bool = False
-) -> Fault:
-    """Change a weight where it lies: one that the first such node of an operator reads.
-
-    With `gates` it is the first that activates what it makes.
-    """
+def weights(op_type: str, index: int, dtype: Any, change: Callable[[Any], Any]) -> Fault:
+    """Change a weight where it lies: one that the first such node of an operator reads."""
 
     def spoil(case: Case, model: onnx.ModelProto) -> None:
         tensors = {t.name: t for t in model.graph.initializer if t.external_data}
-        nodes = (
-            n
-            for n in model.graph.node
-            if n.op_type == op_type and n.input[index] in tensors and (not gates or _activates(n))
-        )
+        nodes = (n for n in model.graph.node if n.op_type == op_type and n.input[index] in tensors)
         tensor = tensors[next(nodes).input[index]]
         place = {entry.key: entry.value for entry in tensor.external_data}
         offset, length = int(place["offset"]), int(place["length"])
@@ -104,15 +85,6 @@ def weights(
         whole.flush()
 
     return spoil
-
-
-def _activates(node: onnx.NodeProto) -> bool:
-    return any(a.name == "activation" and a.s != b"none" for a in node.attribute)
-
-
-def another_function(_: Case, model: onnx.ModelProto) -> None:
-    for node in filter(_activates, model.graph.node):
-        next(a for a in node.attribute if a.name == "activation").s = b"gelu"
 
 
 def replaced(op_type: str, by: str) -> Fault:
@@ -132,25 +104,15 @@ def smallest_first(_: Case, model: onnx.ModelProto) -> None:
 
 FAULTS: dict[str, tuple[str, Fault]] = {
     "no rotation": ("cpu", not_rotated),
-    "another scale": ("cpu", attribute("Attention", "scale", 0.25)),
-    "a window": ("cpu", attribute("Attention", "local_window_size", 8)),
-    "sines for cosines": ("cpu", sines_for_cosines),
     "in one position": ("cpu", read_through("Attention", 6, "Mul", 0)),
-    "in one row": ("cpu-rows", read_through("Attention", 5, "Mul", 0)),
     "the first row": ("cpu", first_row_scored),
-    "weights grown": ("cpu", weights("MatMul", 1, "<u2", lambda w: w + 0x10)),
     "no numbers": ("cpu", weights("MatMul", 1, "<u2", lambda w: w | 0x7FC0)),
-    "another function": ("cpu", another_function),
-    "gates exchanged": ("cpu", weights("MatMul", 1, "<u2", gates_and_ups, gates=True)),
     "codes not raised": ("cpu-int8", weights("MatMul", 1, "u1", lambda w: w ^ 0x80)),
     "halves exchanged": ("cpu-int4", weights("MatMul", 1, "u1", lambda w: w << 4 | w >> 4)),
     "rows of a table": ("cpu", weights("Embedding", 1, "<u2", lambda w: w[::-1])),
     "another scale, fp16": ("cuda-fp16", attribute("GroupQueryAttention", "scale", 0.25)),
-    "another scale, native": ("tensorrt", attribute("Attention", "scale", 0.5)),
     "no mask": ("tensorrt", unmasked),
-    "places one too late": ("tensorrt", read_through("RotaryEmbedding", 3, "Add", np.int64(1))),
     "softmax of heads": ("tensorrt-old", attribute("Softmax", "axis", 1)),
-    "written one too late": ("tensorrt-old", attribute("ScatterElements", "axis", 3)),
     "argmax": ("tensorrt", replaced("ReduceMin", "ReduceMax")),
     "confidence": ("tensorrt", replaced("Softmax", "LogSoftmax")),
     "list of candidates": ("tensorrt", smallest_first),

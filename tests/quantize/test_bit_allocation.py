@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from specrt_export.quantize.bit_allocation import (
     BitTrial,
     Part,
     cut_pieces,
-    knapsack,
     parts_of,
     sensitivities,
 )
@@ -55,11 +53,10 @@ def test_parts_are_what_lowering_joins(draft: tuple[Path, Path]) -> None:
 
 
 @needs_reference
-@pytest.mark.parametrize("calibrated", [False, True])
 def test_a_part_is_measured_as_if_it_were_the_only_one_in_int4(
-    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calibrated: bool
+    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, precision = read_graph(draft[0]), replace(FREE, calibrated=calibrated)
+    model, precision = read_graph(draft[0]), replace(FREE, calibrated=True)
     parts = parts_of(model, precision)
     fitted: list[Tokens] = list(np.random.default_rng(4).integers(0, 8192, (2, 128)))
     text = CalibrationText(fitted, tmp_path / "kept")
@@ -126,7 +123,7 @@ def searched(
     return search, [best, *trials]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("scale", "rest"), [(1.3, 0.0), (0.5, 0.001), (3.0, 0.002)])
 def test_a_bound_of_kl_is_met_and_nearly_used(seed: int, scale: float, rest: float) -> None:
     everything = searched(seed, BitBound(max_kl=10.0), scale, rest)[1][0]
@@ -139,7 +136,7 @@ def test_a_bound_of_kl_is_met_and_nearly_used(seed: int, scale: float, rest: flo
         searched(seed, BitBound(max_kl=rest / 2 + 1e-12), scale, rest + 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_bound_of_bytes_is_met_and_nearly_used(seed: int) -> None:
     for room in (0, 1 << 18, 1 << 20, 1 << 22):
         bound = (1 << 22) + 5000 + room
@@ -149,19 +146,3 @@ def test_a_bound_of_bytes_is_met_and_nearly_used(seed: int) -> None:
         assert best.kl == min(trial.kl for trial in trials if trial.bytes <= bound)
     with pytest.raises(BuildError, match="in int4 the weights take 4199304 bytes; ask for that"):
         searched(seed, BitBound(max_bytes=(1 << 22) + 4000), 1.0, 0.0)
-
-
-def test_a_knapsack_is_filled_nearly_as_well_as_can_be() -> None:
-    chance = np.random.default_rng(0)
-    for _ in range(20):
-        values, weights = chance.random(10), chance.random(10)
-        room = weights.sum() * chance.random()
-        taken = knapsack(values.tolist(), weights.tolist(), room)
-        assert sum(weights[list(taken)]) <= room
-        best = max(
-            sum(values[list(some)])
-            for count in range(11)
-            for some in combinations(range(10), count)
-            if sum(weights[list(some)]) <= room
-        )
-        assert sum(values[list(taken)]) >= best - values.max()

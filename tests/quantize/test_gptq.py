@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -18,7 +14,6 @@ from portable.zoo import Exported, architectures
 from shared import nightly_but
 from specrt.errors import BuildError
 from specrt_export.checkpoint.codes import Codes, decode, encode, int4_grid
-from specrt_export.portable import segments
 from specrt_export.portable.external_data import map_weights, widen
 from specrt_export.portable.graph import GraphRun, read_graph, runs_here
 from specrt_export.portable.segments import SegmentedRun, weight_name
@@ -101,18 +96,6 @@ def test_feedback_loses_less_of_what_comes_out(block: int) -> None:
     assert lost(rounded(weights, wrong, block)[0]) > lost(searched)
 
 
-def test_rounding_keeps_none_of_its_arrays() -> None:
-    """What is kept until it is collected was 2 GB of a layer of 7 B."""
-    gc.disable()
-    try:
-        result = feed_back(random(64, 8), np.eye(64, dtype=np.float32), 32, SEARCH, PRODUCTS)
-        kept = [weakref.ref(array) for array in result if array is not None]
-        del result
-        assert all(ref() is None for ref in kept)
-    finally:
-        gc.enable()
-
-
 def products_of(graph: Path) -> tuple[list[str], dict[str, Choice]]:
     """The tensors that layers are multiplied with, in their order, and the choice of a product."""
     model = read_graph(graph)
@@ -188,35 +171,6 @@ def test_a_stopped_calibration_goes_on_with_the_same_bytes(
     moved = quantize(*draft, tmp_path / "other", CALIBRATED, count, other)
     assert "layer 0" in parts, "nothing of another text is taken over"
     assert (moved.folder / WEIGHTS).read_bytes() != (whole.folder / WEIGHTS).read_bytes()
-
-
-@needs_reference
-def test_a_resumed_calibration_runs_no_segment_again(
-    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-
-    class Watched(segments.Segment):
-        def __init__(self, model: onnx.ModelProto, *rest: Any) -> None:
-            opened.extend(node.name for node in model.graph.node if node.op_type == "MatMul")
-            super().__init__(model, *rest)
-
-    monkeypatch.setattr(segments, "Segment", Watched)
-
-    def stop(part: str, done: float) -> None:
-        if part == "layer 1":
-            raise StoppedError
-
-    text = CalibrationText(PIECES, tmp_path / "kept")
-    with pytest.raises(StoppedError):
-        quantize(*draft, tmp_path / "stopped", CALIBRATED, stop, text)
-    first = {name for name in opened if "layers.0." in name}
-    assert any("q_proj" in name for name in first)
-    opened.clear()
-    quantize(*draft, tmp_path / "resumed", CALIBRATED, text=text)
-    assert any("layers.1." in name for name in opened)
-    assert not first.intersection(opened)
-    assert len(opened) == len(set(opened)), "each product is computed once"
 
 
 @needs_reference
