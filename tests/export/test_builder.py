@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,7 +24,6 @@ import onnx
 import pytest
 
 import specrt
-import specrt_export
 from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError, ExportError, SpecrtError
 from specrt.params import SamplingParams
@@ -64,31 +63,6 @@ def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
     assert (shares := [done for _, done in stages]) == sorted(shares)
     assert leftovers(built) == ["again"]
     assert complete(again) == complete(again, gamma=0)
-
-
-def test_a_recipe_passes_few_rooms(small: Path, out: Path) -> None:
-    """It is resolved once; the build reads the plan."""
-    package = str(Path(specrt_export.__file__).parent)
-    rooms, calls = set[str](), list[str]()
-
-    def watch(frame: FrameType, event: str, _: object) -> None:
-        code, caller = frame.f_code, frame.f_back
-        if event != "call" or not code.co_filename.startswith(package):
-            return
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if any(isinstance(frame.f_locals.get(name), Recipe) for name in arguments):
-            rooms.add(code.co_filename)
-            if caller is not None and caller.f_code.co_filename != code.co_filename:
-                calls.append(f"{code.co_filename}: {code.co_name}")
-
-    recipe = read_recipe(small)
-    sys.setprofile(watch)
-    try:
-        build(recipe, out)
-    finally:
-        sys.setprofile(None)
-    assert 1 < len(rooms) <= 8, rooms
-    assert 1 < len(calls) <= 20, calls
 
 
 def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, built: Path) -> None:
@@ -143,9 +117,9 @@ def test_a_killed_build_leaves_the_bundle_and_the_next_sweeps_up(small: Path, bu
     assert hashes(built) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_a_build_as_ctrl_c_does(small: Path, out: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_a_build_as_ctrl_c_does(small: Path, out: Path) -> None:
     """Also two at once, which `timeout` sends."""
+    number = signal.SIGTERM
     program = f"{BARE}\nfrom specrt.cli import main\nmain()"
     command = [sys.executable, "-c", program, "build", str(small), "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -348,11 +322,10 @@ REFUSED: list[tuple[Callable[[Path], object], type[SpecrtError], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
 def test_what_a_machine_lacks_is_said(
-    small: Path, out: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    small: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking = Mock(side_effect=OSError(number, os.strerror(number)))
+    lacking = Mock(side_effect=OSError(errno.EMFILE, "too many open files"))
     monkeypatch.setattr("specrt_export.builder.hash_file", lacking)
     with pytest.raises(BuildError, match=r"as it was; .* `ulimit -[nv]"):
         build(read_recipe(small), out)
@@ -406,7 +379,6 @@ def test_a_graph_that_computes_something_else_than_transformers_is_refused(
     ("name", "value", "words"),
     [
         ("available_bytes", lambda: 10**6, r"target is not compared .* GB are free"),
-        ("Reference", Mock(side_effect=ValueError("no such type")), "cannot open it: no such type"),
         ("find_spec", lambda name: None, None),
     ],
 )
@@ -420,7 +392,7 @@ def test_a_build_without_transformers_or_room_for_it_says_so(
     warnings = [stage for stage in stages if stage.startswith("warning")]
     assert len(warnings) == (words is not None)
     assert all(re.search(words or "", warning) for warning in warnings)
-    assert not any("compare target" in stage for stage in stages) or name == "Reference"
+    assert not any("compare target" in stage for stage in stages)
 
 
 def test_a_target_alone_decodes_plainly(draftless: Recipe, out: Path) -> None:

@@ -147,22 +147,6 @@ def test_a_model_beyond_a_limit_is_refused_with_the_parts_that_hurt(ask: Ask, ou
     assert not list(out.parent.iterdir())
 
 
-def test_what_is_only_stored_otherwise_is_measured_where_there_is_a_text(
-    ask: Ask, out: Path, built: Path
-) -> None:
-    whole = Bundle.open(built).manifest
-    assert (whole.precision, whole.target.block, whole.target.quality) == ("fp32", 0, None)
-    shutil.rmtree(built)
-    build(replace(ask("bf16", "max_kl = 1e-8"), draft=None), out)
-    half = Bundle.open(out).manifest
-    assert half.target.quality is not None
-    assert (half.target.quality.top1, half.precision) == (1, "bf16")
-    name = f"target/{WEIGHTS}"
-    # A checkpoint in bf16 is stored in it without being asked for: no bit is lost.
-    assert half.files[name].bytes == whole.files[name].bytes
-    assert half.target.weight_bytes == whole.target.weight_bytes < 2.1 * half.target.parameters
-
-
 def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
     ask: Ask, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

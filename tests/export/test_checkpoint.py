@@ -35,31 +35,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_single_file_is_described(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    write_shard(file, ONE)
-    checkpoint = Checkpoint.open(folder)
-    begin = file.stat().st_size - 28
-    a, b = checkpoint.weights["a.weight"], checkpoint.weights["b.weight"]
-    assert checkpoint.config == {"model_type": "llama"}
-    assert (a.file, a.dtype, a.shape, a.offset, a.bytes) == (file, "BF16", (2, 3), begin, 12)
-    assert (b.dtype, b.shape, b.offset, b.bytes) == ("F32", (4,), begin + 12, 16)
-    assert set(checkpoint.weights) == {"a.weight", "b.weight"}
-
-
-def test_shards_are_gathered_through_links(folder: Path, tmp_path_factory: Any) -> None:
-    blobs = tmp_path_factory.mktemp("blobs")
-    index = {}
-    for number, (name, entry) in enumerate(ONE.items()):
-        write_shard(blobs / f"{number}", {name: entry})
-        shard = f"model-{number}.safetensors"
-        (folder / shard).symlink_to(blobs / f"{number}")
-        index[name] = shard
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    weights = Checkpoint.open(folder).weights
-    assert {name: weight.file.name for name, weight in weights.items()} == index
-
-
 def test_what_shards_hold_counts_whatever_their_index_names(folder: Path) -> None:
     """So transformers reads them; a tensor of one value may be in two."""
     for number, entry in enumerate((("F32", [4], 16), ("F32", [4], 16), ("F32", [2], 8))):
@@ -96,7 +71,6 @@ def test_a_damaged_file_is_named(folder: Path, change: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.safetensors", "", r"model\.safetensors is damaged"),
         ("model.safetensors", "\x7f" * 8 + "{}", r"model\.safetensors is damaged"),
         ("model.safetensors", "\2" + "\0" * 7 + "{]", r"model\.safetensors is damaged"),
         (INDEX, '{"weight_map": {"a": "gone.safetensors"}}', r"gone\.safe.* is missing; fetch"),

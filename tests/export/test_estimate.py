@@ -74,15 +74,6 @@ def test_shapes_have_the_parameters_that_are_published(name: str) -> None:
     assert PUBLISHED.get(name, shape.parameters) == shape.parameters
 
 
-def test_biases_of_attention_are_counted() -> None:
-    config = SHAPES["llama3.1-8b draft"]  # 16 layers of 32 heads of 64, 8 of keys and of values
-    plain, biased = (
-        ModelShape.from_config({**config, "attention_bias": bias}, Path("shape.json")).parameters
-        for bias in (False, True)
-    )
-    assert biased - plain == 16 * (64 * (32 + 8 + 8) + 2048)
-
-
 @pytest.mark.parametrize("name", ["another", "the same", "in its place"])
 def test_a_head_in_the_weights_counts_where_the_config_says_tied(name: str, tmp_path: Path) -> None:
     small = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}

@@ -17,7 +17,6 @@ from tokenizers.models import WordLevel
 from specrt.errors import BuildError, CheckpointError
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.plan.build_plan import resolve
 from specrt_export.plan.calibration_text import (
     FEWEST,
     FEWEST_FITTED,
@@ -29,7 +28,6 @@ from specrt_export.plan.calibration_text import (
 from specrt_export.plan.generation_settings import begin_token, end_tokens
 from specrt_export.plan.pair_vocabulary import check_vocabulary, read_tokens
 from specrt_export.plan.text_files import bundled_tokenizer, chat_templates
-from specrt_export.recipe.recipe import read_recipe
 
 WORDS = ["<unk>", "def", "return", "x"]
 
@@ -55,24 +53,6 @@ def test_equal_vocabularies_and_unused_tokens_at_the_end_are_accepted(tmp_path: 
     longer = checkpoint(tmp_path / "l", WORDS, ["<|end|>", *FILLERS])
     check_vocabulary(target, longer)
     check_vocabulary(longer, target)
-
-
-def test_a_checkpoint_that_will_not_do_is_named_with_recipe_and_key(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text("[target]\ncheckpoint = '.'\n", encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"recipe\.toml: target\.checkpoint: .* no config"):
-        resolve(read_recipe(path), tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("added", "message"),
-    [([], r"token id 3: 'x' in .*t, no token in"), (["y"], r"3: 'x' in .*t, 'y' in .*d;")],
-)
-def test_the_first_difference_is_named(tmp_path: Path, added: list[str], message: str) -> None:
-    target = checkpoint(tmp_path / "t", WORDS)
-    draft = checkpoint(tmp_path / "d", WORDS[:3], added)
-    with pytest.raises(CheckpointError, match=message):
-        check_vocabulary(target, draft)
 
 
 def test_a_tokenizer_that_is_no_tokenizer_of_the_model_is_named(tmp_path: Path) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -182,19 +178,6 @@ def test_passes_that_read_a_part_of_the_kv_buffers(
         build(replace(asked, tensorrt=old), out)
 
 
-def test_a_build_that_may_lack_memory_warns_and_goes_on(
-    read_pair: Callable[..., Recipe], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "available_bytes", lambda: 1 << 10)
-    stages: list[str] = []
-    recipe = replace(read_pair(gammas="[1]"), draft=None)
-    build(recipe, out, lambda stage, done: stages.append(stage))
-    (warning,) = (stage for stage in stages if stage.startswith("warning: "))
-    assert "KV buffers of 128 positions" in warning
-    assert "lower max_length" in warning
-    assert Bundle.open(out)
-
-
 def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
     read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,26 +209,6 @@ def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
     monkeypatch.setattr("specrt_export.check.measured_model.check_engine", lambda *given: 0.0)
     with pytest.raises(BuildError, match=r"further from its checkpoint .* allows.* max_kl 0\.01"):
         build(recipe, out)
-    assert nothing_left(out)
-
-
-def test_ctrl_c_leaves_no_bundle(write_pair: Callable[..., Path], out: Path) -> None:
-    script = "from specrt.cli import main; main()"
-    arguments = ["build", str(write_pair()), "--out", str(out), "--no-tune"]
-    command = [sys.executable, "-c", script, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        seen = b""
-        while b"target: profile" not in seen:
-            got = os.read(process.stderr.fileno(), 4096)
-            assert got, seen
-            seen += got
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=120)
-    assert (process.returncode, stdout) == (130, b"")
-    lines = (seen + stderr).decode().splitlines()
-    assert [stage(line) for line in lines[-2:]] == ["target: stopping", "specrt: interrupted"]
-    assert "Traceback" not in "".join(lines)
     assert nothing_left(out)
 
 
