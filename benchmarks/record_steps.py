@@ -47,14 +47,14 @@ class RandomStep(SharedStep):
         super().begin(rows, drafting)
         policies = [row.policy for row in drafting]
         self._chosen = DRAW.sample(policies, DRAW.randint(0, len(policies)))
-        self.probing, self.gamma = True, DRAW.randint(1, LARGEST)
+        self.probing, self.rest, self.gamma = True, 0, DRAW.randint(1, LARGEST)
 
     def settle(
         self, made: int, drafted: Sequence[int], draft_ns: int, verify_ns: int,
-        passes: int = 0, drafting: int = 0,
+        passes: int = 0, drafting: int = 0, steps: int = 1,
     ) -> None:  # fmt: skip
         """Note what the step took."""
-        VERIFY[self.rows, sum(drafted)].append(verify_ns)
+        VERIFY[self.rows, sum(drafted)].append(verify_ns // steps)
         if passes:
             DRAFTS[drafting, passes].append(draft_ns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.compiled_gamma import PYTHON, AutoFactory
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
-from specrt.speculation.shared_step import SharedStep
+from specrt.speculation.shared_step import DraftingRow, SharedStep
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
@@ -178,9 +179,9 @@ def test_a_step_is_planned_and_timed_for_all_of_its_rows(
     begun, settled = list[int](), list[tuple[int, int, int]]()
     begin, settle = SharedStep.begin, SharedStep.settle
 
-    def note(step: SharedStep, made: int, drafted: list[int], *times: int) -> None:
+    def note(step: SharedStep, made: int, drafted: list[int], *times: int, steps: int = 1) -> None:
         settled.append((step.rows, made, sum(drafted)))
-        settle(step, made, drafted, *times)
+        settle(step, made, drafted, *times, steps=steps)
 
     monkeypatch.setattr(SharedStep, "settle", note)
     monkeypatch.setattr(SharedStep, "begin", lambda s, n, d: (begun.append(n), begin(s, n, d)))
@@ -193,6 +194,36 @@ def test_a_step_is_planned_and_timed_for_all_of_its_rows(
     # Of the first tokens, and of rounds whose draft caught up, nothing is learned.
     assert 10 * busy < sum(made for _, made, _ in settled) <= 19 * busy
     assert 0 < sum(verified for *_, verified in settled) <= drafted
+
+
+def test_a_plan_holds_for_the_texts_that_it_was_made_for(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps in which it holds are told together, and every one of them."""
+    begun, plain = list[int](), list[int]()
+    begin, settle = SharedStep.begin, SharedStep.settle
+
+    def rest(step: SharedStep, rows: int, drafting: Sequence[DraftingRow]) -> None:
+        begun.append(rows)
+        begin(step, rows, ())
+        step.rest = 7
+
+    def note(step: SharedStep, made: int, *times: Any, steps: int = 1) -> None:
+        if step.rows > 1:
+            assert made == 2 * steps
+            plain.append(steps)
+        settle(step, made, *times, steps=steps)
+
+    monkeypatch.setattr(SharedStep, "begin", rest)
+    monkeypatch.setattr(SharedStep, "settle", note)
+    made = Generator(replace(models_of(packed, 2, tokenizer), auto=PYTHON), tokenizer)
+    params = SamplingParams(max_tokens=41, ignore_eos=True)
+    made.generate_many([[1, 1], [2, 1]], params, gamma="auto", drafter="model")
+    assert (begun.count(2), sum(plain)) == (5, 32)  # the last 8 are told when the next come
+    streams = [made.stream([n, 1], params, gamma="auto", drafter="model") for n in (1, 2)]
+    next(streams[0])
+    assert len([*streams[1]]) > 1
+    assert begun[-1] == 1  # the first one pauses, since nobody reads it
 
 
 @pytest.mark.parametrize("chained", [False, True])

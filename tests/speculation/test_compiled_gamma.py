@@ -87,13 +87,15 @@ class BothSteps:
     def begin(self, rows: int, drafting: Sequence[tuple[Both, int, int]]) -> None:
         self.python.begin(rows, [DraftingRow(one.python, *more) for one, *more in drafting])
         self.compiled.begin(rows, [DraftingRow(one.compiled, *more) for one, *more in drafting])
+        assert self.compiled.rest == self.python.rest
         if rows > 1:
+            self.seen[f"rest {min(self.python.rest, 3)}"] += 1
             chosen = sum(self.python.drafts(one.python) for one, *_ in drafting)
             self.seen["probe" if self.python.probing else f"{chosen} draft"] += 1
 
-    def settle(self, made: int, drafted: Sequence[int], *times: int) -> None:
-        self.python.settle(made, drafted, *times)
-        self.compiled.settle(made, drafted, *times)
+    def settle(self, made: int, drafted: Sequence[int], *times: int, steps: int = 1) -> None:
+        self.python.settle(made, drafted, *times, steps=steps)
+        self.compiled.settle(made, drafted, *times, steps=steps)
 
 
 class Text:
@@ -183,6 +185,9 @@ def _step(
         round_ = text.round(count, true.draft(max(passes)), pass_ns)
         rounds.append(round_)
         (model if steps or not count else lookup).observe(round_)
+    if len(rows) > 1 and draw.random() < 0.2:
+        steps = draw.randint(1, 20)
+        shared.settle(steps * len(rows), (), 0, steps * round(pass_ns), steps=steps)
     if len(rows) > 1 and draw.random() < 0.9:
         shared.settle(
             sum(len(one.tokens) for one in rounds), kept, rounds[0].draft_ns, rounds[0].verify_ns,
@@ -210,7 +215,7 @@ def company(seed: int) -> Counter[str]:
 
 
 ANSWERS = {"choose 0", "choose 1", "choose 2", "continue", "stop", "discard", "None"}
-STEPS = {"made less", "probe", *(f"{rows} draft" for rows in range(5))}
+STEPS = {"made less", "probe", "rest 0", "rest 3", *(f"{rows} draft" for rows in range(5))}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ import pytest
 import step_traces
 from gamma_traces import LARGEST, MACHINES
 
+from specrt.speculation.auto_gamma import AutoGamma
 from specrt.speculation.costs import Costs
 from specrt.speculation.shared_step import DraftingRow, SharedStep
 
 INT8 = MACHINES["206 M int8"]
+DEAR = Costs(INT8.verify_ns, tuple(g * 1e7 for g in range(LARGEST + 1)))
 companies = cache(step_traces.companies)
 
 
@@ -83,6 +85,51 @@ def test_outcome_wins_where_drafts_come_to_less_than_was_expected() -> None:
         share = mean(count > 0 for count in drafting[100:])
         assert share <= most
         assert share >= 0.8 * (most == 1.0)
+
+
+def rests_before_a_probe(step: SharedStep) -> list[int]:
+    """Rest as plans say until one lets rows draft; return how long each rest was."""
+    rests = []
+    while not any(chosen(step, [Row(0.1)] * 3)):
+        rests.append(step.rest)
+        steps = step.rest + 1
+        step.settle(3 * steps, (), 0, round(steps * INT8.verify(2)), steps=steps)
+    return rests
+
+
+def test_a_plan_holds_the_longer_the_less_changes() -> None:
+    """Up to the next probe."""
+    step = SharedStep(DEAR, LARGEST)
+    *rests, _ = rests_before_a_probe(step)
+    assert rests == sorted(rests)
+    assert rests[0] == step.rest == 0
+    assert 10 < max(rests) < 20
+
+
+def test_plain_steps_that_are_told_together_count_as_many() -> None:
+    one, many = begun(3), begun(3)
+    for _ in range(200):
+        one.settle(3, [0] * 3, 0, round(2 * INT8.verify(2)))
+    for _ in range(20):
+        many.settle(30, (), 0, round(20 * INT8.verify(2)), steps=10)
+    assert many.company.steps_idle == one.company.steps_idle
+    assert many.company.verify[0] == pytest.approx(one.company.verify[0], rel=0.1)
+    assert many.company.plain.ratio == pytest.approx(one.company.plain.ratio, rel=0.1)
+
+
+def test_a_text_that_becomes_easy_is_drafted_within_tens_of_steps_after_a_rest() -> None:
+    step = begun(3)
+    *_, rest = rests_before_a_probe(step)
+    assert rest < 20
+    assert all(chosen(step, [Row(0.9)] * 3))
+
+
+def test_a_row_without_company_reads_a_prompt_where_that_is_gained_again() -> None:
+    for lacks, room, drafts in ((2, 10, True), (4000, 10_000, True), (4000, 30, False)):
+        step = SharedStep(INT8, LARGEST)
+        policy = AutoGamma(INT8, LARGEST, step=step)
+        step.begin(1, [DraftingRow(policy, lacks, room)])
+        assert bool(policy.choose()) == drafts
 
 
 def test_a_long_prompt_is_not_read_for_a_few_tokens() -> None:

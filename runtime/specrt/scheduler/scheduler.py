@@ -143,6 +143,10 @@ class Scheduler:
         self._running: dict[ActiveSlot, Slot] = {}
         self._shared: StepPlan | None = None
         """What rows share that wait for each other's passes, and for nothing else."""
+        self._planned: Sequence[ActiveSlot] = ()
+        """What the plan is for."""
+        self._rest = self._plain_steps = self._plain_ns = 0
+        """Steps that it is still good for, and those that drafted nothing since it was made."""
         if rounds is engine_rounds and len(self._slots) > 1:
             most, padded = max(models.gammas), not packs(models.target)
             costs = models.costs or Costs.assume(most)
@@ -291,7 +295,14 @@ class Scheduler:
             self._settle(rounds, perf_counter_ns() - began, len(active))
 
     def _plan(self, shared: StepPlan, active: Sequence[ActiveSlot]) -> bool:
-        """Plan what slots draft; tell whether all go by the plan."""
+        """Plan what slots draft, or go on with the plan; tell whether all go by it."""
+        if self._rest and active == self._planned:
+            self._rest -= 1
+            return True
+        if self._plain_steps:
+            made = self._plain_steps * shared.rows
+            shared.settle(made, (), 0, self._plain_ns, steps=self._plain_steps)
+            self._plain_steps = self._plain_ns = 0
         requests = [_request(self._running[one]) for one in active]
         decoding = [r for r in requests if r.completion.timings.arrivals]
         drafting = [
@@ -302,7 +313,9 @@ class Scheduler:
         ]
         shared.begin(max(1, len(decoding)), drafting)
         adapt = all(r.policies is not None and r.policies.adapts for r in decoding)
-        return adapt and len(decoding) == len(active)
+        measured = adapt and len(decoding) == len(active)
+        self._planned, self._rest = active, shared.rest if measured else 0
+        return measured
 
     def _settle(self, rounds: Sequence[Round | None], ns: int, slots: int) -> None:
         """Learn what a step of several slots took, unless one of them ended otherwise."""
@@ -310,13 +323,16 @@ class Scheduler:
         done = [round_ for round_ in rounds if round_ is not None]
         if shared is None or len(done) < len(rounds):
             return
-        draft_ns = executor.draft_ns
+        drafted, draft_ns = [r.drafted for r in done], executor.draft_ns
         if executor.read_prompt or len(done) < slots:  # some slots waited for others to read
             draft_ns = ns
+        elif not executor.draft_passes and not any(drafted):
+            self._plain_steps, self._plain_ns = self._plain_steps + 1, self._plain_ns + ns
+            return
         passes = 0 if any(r.caught_up for r in done) else executor.draft_passes
         shared.settle(
-            sum(len(r.tokens) for r in done), [r.drafted for r in done], draft_ns,
-            ns - draft_ns, passes, executor.drafting,
+            sum(len(r.tokens) for r in done), drafted, draft_ns, ns - draft_ns, passes,
+            executor.drafting,
         )  # fmt: skip
 
     def _sweep(self) -> None:
@@ -440,7 +456,7 @@ class Scheduler:
 
     def _end(self, active: ActiveSlot) -> None:
         """Free the slot of a request that is over."""
-        slot = self._running[active]
+        slot, self._planned = self._running[active], ()
         try:
             self._release(_request(slot))
         finally:

@@ -56,7 +56,7 @@ class AutoGamma:
         self._floor = 0.0
         """Tokens per nanosecond without drafting."""
         self._joint_acceptance, self._steps = 1.0, 0
-        self._probing = False
+        self._probing = self._counted = False
         self._rounds_idle = 0
         """Rounds in a row that did not draft."""
         self._probe_loss = 0.0
@@ -85,7 +85,17 @@ class AutoGamma:
         return reason if worth == 1 else f"{reason}; drafts made {worth:.2f} of what was expected"
 
     def choose(self) -> int:
-        """Return the most tokens worth drafting now: none, one to probe, or all there may be."""
+        """Return the most tokens worth drafting now: none, one to probe, or all there may be.
+
+        In company a round that is to draft none needs not be observed.
+        """
+        most = self._most_worth()
+        self._counted = not most and self._step.rows > 1
+        if self._counted:
+            self._count_idle(1)
+        return most
+
+    def _most_worth(self) -> int:
         self._joint_acceptance, self._steps, self._probing = 1.0, 0, False
         self._acceptance.begin()
         self._plan()
@@ -94,13 +104,16 @@ class AutoGamma:
             self._probing = step.probing
             return self._gamma if step.probing or not self._gamma else self._most
         # How sure the drafter is of a first token is worth a look before it is given up.
-        if self._gamma or (self._acceptance.has_confidence and self._pays(0)):
+        reading = 0.0 if self._free else step.unread_ns
+        pays = self._gamma or (self._acceptance.has_confidence and self._pays(0))
+        if pays and step.room * (1 / self._floor - 1 / self.rate) >= reading:
             self._probe_loss = 0.0
             due = self._rival is None and not shares and step.plain_due()
             return 0 if due else self._most
         if not self._most:
             return 0
-        loss = min(MAX_PROBE_LOSS, self._total[1] * self._floor - self.tokens[1])
+        loss = (self._total[1] + reading) * self._floor - self.tokens[1]
+        loss = min(MAX_PROBE_LOSS, loss)
         self._probing = self._rounds_idle * PROBING >= max(self._probe_loss, loss)
         return int(self._probing)
 
@@ -128,17 +141,21 @@ class AutoGamma:
         alone = self._step.rows == 1
         if round_.drafted:
             self._judge(round_, alone=alone)
-        else:
-            self._rounds_idle += 1
-            self._tokens_since_draft += len(round_.tokens)
-            if not alone:
-                self._acceptance.mix_with_usual(SWITCH_CHANCE)
-            elif self._rival is None:
+        elif not self._counted:
+            self._count_idle(len(round_.tokens))
+            if alone and self._rival is None:
                 self.verify_tracker.record(0, round_.verify_ns)
         if alone and not round_.caught_up and (round_.drafted or self._rival is None):
             self._step.probing = self._probing
             made, drafted = len(round_.tokens), (round_.drafted,)
             self._step.settle(made, drafted, round_.draft_ns, round_.verify_ns)
+
+    def _count_idle(self, tokens: int) -> None:
+        """Count a round without drafts; in company the text may have become another meanwhile."""
+        self._rounds_idle += 1
+        self._tokens_since_draft += tokens
+        if self._step.rows > 1:
+            self._acceptance.mix_with_usual(SWITCH_CHANCE)
 
     def _judge(self, round_: Round, *, alone: bool) -> None:
         """Learn from a round that this policy drafted in."""

@@ -28,7 +28,7 @@ from specrt.speculation.gamma import DraftDecision, GammaPolicy
 from specrt.speculation.round import Round
 from specrt.speculation.shared_step import DraftingRow, SharedStep
 
-ENTRIES = 1
+ENTRIES = 2
 """Changes with the entries below: a library that was compiled with others is not used."""
 
 _COSTS = POINTER(c_double), c_size_t, POINTER(c_double), c_size_t, c_double, c_int, c_int
@@ -36,7 +36,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "make_step": (c_void_p, *_COSTS, c_int),
     "free_step": (None, c_void_p),
     "begin": (c_int, c_void_p, c_int, c_int, POINTER(c_void_p), POINTER(c_int), POINTER(c_int)),
-    "settle": (c_int, c_void_p, c_int, c_int, c_int, c_int64, c_int64, c_int, c_int),
+    "settle": (c_int, c_void_p, c_int, c_int, c_int, c_int64, c_int64, c_int, c_int, c_int),
     "make": (c_void_p, *_COSTS, c_void_p, c_void_p),
     "free": (None, c_void_p),
     "choose": (c_int, c_void_p),
@@ -64,14 +64,18 @@ class AdaptiveGamma(GammaPolicy, Protocol):
 class StepPlan(Protocol):
     """What the rows of a step share; see `SharedStep`."""
 
+    rows: int
+    rest: int
+    """How many more steps of the same rows the plan is good for."""
+
     def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
         """Plan a step of so many rows, some of which may draft by passes of the draft model."""
 
     def settle(
         self, made: int, drafted: Sequence[int], draft_ns: int, verify_ns: int,
-        passes: int = 0, drafting: int = 0,
+        passes: int = 0, drafting: int = 0, steps: int = 1,
     ) -> None:  # fmt: skip
-        """Learn from a step."""
+        """Learn from a step, or from plain ones."""
 
 
 class AutoFactory(NamedTuple):
@@ -131,12 +135,14 @@ class CompiledStep:
         finalize(self, library.free_step, self.handle).atexit = False
         self._drafting: Sequence[DraftingRow] = ()
         """Kept, so that no other policy has the address of one of them in this step."""
+        self.rows, self.rest = 1, 0
 
     def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
         """Plan a step of so many rows, some of which may draft by passes of the draft model."""
         self._drafting, numbers = drafting, c_int * len(drafting)
         handles = [cast(CompiledGamma, row.policy).handle for row in drafting]
-        done = self._begin(
+        self.rows = rows
+        self.rest = self._begin(
             self.handle,
             rows,
             len(drafting),
@@ -144,16 +150,16 @@ class CompiledStep:
             numbers(*[row.lacks for row in drafting]),
             numbers(*[row.room for row in drafting]),
         )
-        assert done == 0, "rows can draft"
+        assert self.rest >= 0, "rows can draft"
 
     def settle(
         self, made: int, drafted: Sequence[int], draft_ns: int, verify_ns: int,
-        passes: int = 0, drafting: int = 0,
+        passes: int = 0, drafting: int = 0, steps: int = 1,
     ) -> None:  # fmt: skip
         """Learn from a step; see `SharedStep.settle`."""
         total, widest = sum(drafted), max(drafted, default=0)
         done = self._settle(
-            self.handle, made, total, widest, draft_ns, verify_ns, passes, drafting
+            self.handle, made, total, widest, draft_ns, verify_ns, passes, drafting, steps
         )  # fmt: skip
         assert done == 0, "no row drafts more than there may be"
 
@@ -173,7 +179,7 @@ class CompiledGamma:
         others = [None if one is None else one.handle for one in (rival, step)]
         self.handle: int = library.make(*_arguments(costs, most), *others)
         finalize(self, library.free, self.handle).atexit = False
-        self._most = most
+        self._most, self._step, self._chosen = most, step, most
 
     @property
     def tokens(self) -> list[float]:
@@ -195,7 +201,9 @@ class CompiledGamma:
 
     def choose(self) -> int:
         """Return the most tokens worth drafting now: none, one to probe, or all there may be."""
-        return int(self._choose(self.handle))
+        chosen: int = self._choose(self.handle)
+        self._chosen = chosen
+        return chosen
 
     def decide(self, drafted: int, confidence: float) -> DraftDecision:
         """Weigh the chance of a token to be kept against what it costs."""
@@ -205,6 +213,8 @@ class CompiledGamma:
 
     def observe(self, round_: Round) -> None:
         """Learn from the tokens that were judged, and from what passes took."""
+        if not self._chosen and self._step is not None and self._step.rows > 1:
+            return
         done = self._observe(
             self.handle, len(round_.tokens), round_.drafted, round_.accepted,
             round_.draft_ns, round_.verify_ns, round_.caught_up,

@@ -27,6 +27,8 @@ MARGIN = 1.03
 """How many times plain steps' tokens a plan must promise: the best of many promises too much."""
 READING = 1 / 8
 """Of a draft pass, what each token costs that it reads before."""
+REST = 15
+"""The most steps that follow a plan by which no row drafts, before there is another."""
 DOUBT = 0.02
 """A plain step that loses this share of its tokens counts twice as a probe: the more plain steps
 fall behind, the less they are in question."""
@@ -74,10 +76,10 @@ class StepOutcome:
         self.variance = variance
         """Of the ratio."""
 
-    def record(self, made: float, expected: float) -> None:
-        """Take note of a step; one held up, or timed for the first time, counts within bounds."""
+    def record(self, made: float, expected: float, steps: int) -> None:
+        """Take note of steps; what was held up, or timed first, counts within bounds."""
         expected = max(made / HELD_UP, min(HELD_UP * made, expected))
-        keep = 1.0 - 1.0 / MEMORY
+        keep: float = (1.0 - 1.0 / MEMORY) ** steps
         self._made = keep * self._made + made
         self._expected = keep * self._expected + expected
         off = made - self.ratio * expected
@@ -104,11 +106,13 @@ class Company:
         """Tokens that drafts were worth, by those expected, as far as that is less and no noise."""
         self.steps_drafted = self.steps_idle = 0
         """Steps in a row that drafted, and that did not."""
+        self.plain_plans = 0
+        """Plans in a row by which no row drafts."""
         self.probe_loss = 0.0
         self.gain = inf
         """By how many times plain steps' tokens the best plan makes more than it must."""
 
-    def record(self, drafted: int, ns: int) -> None:
+    def record(self, drafted: int, ns: float) -> None:
         """Take note of what a step took besides drafting."""
         self._line.record(self._passes[drafted], self._tokens[drafted], ns)
         lines = self._line.along(self._passes, self._tokens)
@@ -117,9 +121,9 @@ class Company:
         self._off[drafted] += off / (TRUST + self.times[drafted])
         self.verify = [ns * own for ns, own in zip(lines, self._off, strict=True)]
 
-    def judge(self, made: float, expected: float, *, drafted: bool) -> None:
-        """Hold what was expected to what a step made."""
-        (self.drafting if drafted else self.plain).record(made, expected)
+    def judge(self, made: float, expected: float, steps: int, *, drafted: bool) -> None:
+        """Hold what was expected to what steps made."""
+        (self.drafting if drafted else self.plain).record(made, expected, steps)
         less = 1.0 - self.drafting.ratio / self.plain.ratio
         doubt = NOISE * (self.drafting.variance + self.plain.variance)
         self.worth = 1.0 - max(0.0, less) * less * less / (less * less + doubt)
@@ -148,14 +152,20 @@ class SharedStep:
         """What a nanosecond costs a row that drafts, by the tokens that it makes in a step."""
         self.gamma = 0
         """How far the plan drafts."""
+        self.rest = 0
+        """How many more steps of the same rows the plan is good for."""
         self._chosen: Sequence[Expecting] = ()
+        self.unread_ns: float
+        """What a draft takes to read what it lacks, where there is one row."""
+        self.room: int
+        """How many tokens may follow there."""
         self.verify: list[float]
         self.copying: list[float]
         self.begin(1, ())
 
     def begin(self, rows: int, drafting: Sequence[DraftingRow]) -> None:
         """Plan a step of so many rows, some of which may draft by passes of the draft model."""
-        self.rows, self.probing = rows, False
+        self.rows, self.probing, self.rest = rows, False, 0
         if rows not in self._companies:
             self._companies[rows] = Company(self._costs, rows, self._most)
         self.company = self._companies[rows]
@@ -163,7 +173,11 @@ class SharedStep:
             self.floor = self.rate = self.price = rows / self.company.verify[0]
             ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
             self._chosen = self._choose(ranked) or self._probe(ranked)
+            self.company.plain_plans = 0 if self._chosen else self.company.plain_plans + 1
             self._share()
+        else:
+            _, lacks, self.room = drafting[0] if drafting else (None, 0, 0)
+            self.unread_ns = self._reading_ns(lacks)
 
     def _choose(self, ranked: Sequence[DraftingRow]) -> Sequence[Expecting]:
         """Return the rows that draft because it pays, and set the price of time."""
@@ -183,8 +197,9 @@ class SharedStep:
         _, rate, ns, number, self.gamma = self._best([row.policy for row in ranked])
         ns += sum(self._reading_ns(row.lacks) for row in ranked[:number])
         loss = max(LEAST_PROBE_LOSS * self.rows, ns * (self.floor - rate), company.probe_loss)
-        loss = min(MAX_PROBE_LOSS * self.rows, loss)
-        self.probing = number > 0 and company.steps_idle * PROBING * self.rows >= loss
+        due = min(MAX_PROBE_LOSS * self.rows, loss) / (PROBING * self.rows) - company.steps_idle
+        self.probing = number > 0 and due <= 0
+        self.rest = int(max(0.0, min(REST, company.plain_plans, due if number else inf)))
         return [row.policy for row in ranked[:number]] if self.probing else ()
 
     def _best(self, ranked: Sequence[Expecting]) -> Plan:
@@ -258,9 +273,9 @@ class SharedStep:
 
     def settle(
         self, made: int, drafted: Sequence[int], draft_ns: int, verify_ns: int,
-        passes: int = 0, drafting: int = 0,
+        passes: int = 0, drafting: int = 0, steps: int = 1,
     ) -> None:  # fmt: skip
-        """Learn from a step: tokens made, those drafted by each row, and what it took.
+        """Learn from a step, or plain `steps`: tokens made, those drafted by each row, and times.
 
         `drafting` rows ran the first of so many draft `passes`; none where that is not a measure.
         Where `verify_ns` is 0 the step is none either: a draft read a prompt. A probe still pays.
@@ -269,16 +284,17 @@ class SharedStep:
         width = max(drafted, default=0) * self.rows if self._padded else sum(drafted)
         promised = self.rate / company.worth if self.rate > self.floor else self.floor
         if verify_ns:
-            company.judge(made, ns * (promised if width else self.floor), drafted=width > 0)
+            expected = ns * (promised if width else self.floor)
+            company.judge(made, expected, steps, drafted=width > 0)
         if verify_ns and self.rows > 1:
-            company.record(width, verify_ns)
+            company.record(width, verify_ns / steps)
             if passes:
                 ns_alone = self._drafts[passes]
                 self._line.record(ns_alone, (drafting - 1) * ns_alone, draft_ns)
         if width and not self.probing:
             company.steps_drafted, company.steps_idle = company.steps_drafted + 1, 0
         else:
-            company.steps_drafted, company.steps_idle = 0, company.steps_idle + 1
+            company.steps_drafted, company.steps_idle = 0, company.steps_idle + steps
         if self.probing:
             company.steps_idle = 0
             company.probe_loss = min(MAX_PROBE_LOSS * self.rows, ns * self.floor - made)

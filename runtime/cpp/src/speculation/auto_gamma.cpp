@@ -37,6 +37,13 @@ AutoGamma::AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGam
 }
 
 int AutoGamma::choose() {
+  const int most = most_worth();
+  counted_ = most == 0 && step_->rows > 1;
+  if (counted_) count_idle(1);
+  return most;
+}
+
+int AutoGamma::most_worth() {
   joint_acceptance_ = 1;
   steps_ = 0;
   probing_ = false;
@@ -49,12 +56,15 @@ int AutoGamma::choose() {
     return probing_ || gamma_ == 0 ? static_cast<int>(gamma_) : most;
   }
   // How sure the drafter is of a first token is worth a look before it is given up.
-  if (gamma_ > 0 || (acceptance_.has_confidence() && pays(0))) {
+  const double reading = free_ ? 0 : step_->unread_ns;
+  const bool worth = gamma_ > 0 || (acceptance_.has_confidence() && pays(0));
+  if (worth && step_->room * (1 / floor_ - 1 / rate_) >= reading) {
     probe_loss_ = 0;
     return !rival_ && !shares && step_->plain_due() ? 0 : most;
   }
   if (most_ == 0) return 0;
-  const double loss = std::min(kMaxProbeLoss, total_[1] * floor_ - acceptance_.tokens()[1]);
+  const double lost = (total_[1] + reading) * floor_ - acceptance_.tokens()[1];
+  const double loss = std::min(kMaxProbeLoss, lost);
   probing_ = static_cast<double>(rounds_idle_) * kProbing >= std::max(probe_loss_, loss);
   return probing_ ? 1 : 0;
 }
@@ -76,20 +86,22 @@ void AutoGamma::observe(const RoundCounts& round) {
   const bool alone = step_->rows == 1;
   if (round.drafted > 0) {
     judge(round, alone);
-  } else {
-    ++rounds_idle_;
-    tokens_since_draft_ += round.tokens;
-    if (!alone) {
-      acceptance_.mix_with_usual(kSwitchChance);
-    } else if (!rival_) {
-      verify_tracker_->record(0, static_cast<double>(round.verify_ns));
-    }
+  } else if (!counted_) {
+    count_idle(round.tokens);
+    if (alone && !rival_) verify_tracker_->record(0, static_cast<double>(round.verify_ns));
   }
   if (alone && !round.caught_up && (round.drafted > 0 || !rival_)) {
     step_->probing = probing_;
     const int made = static_cast<int>(round.tokens), drafted = static_cast<int>(round.drafted);
     step_->settle({made, drafted, drafted, round.draft_ns, round.verify_ns});
   }
+}
+
+// Count a round without drafts; in company the text may have become another meanwhile.
+void AutoGamma::count_idle(std::size_t tokens) {
+  ++rounds_idle_;
+  tokens_since_draft_ += tokens;
+  if (step_->rows > 1) acceptance_.mix_with_usual(kSwitchChance);
 }
 
 // Learn from a round that this policy drafted in.

@@ -34,6 +34,7 @@ class AutoGamma {
  public:
   AutoGamma(const Costs& costs, int most, std::shared_ptr<const AutoGamma> rival = nullptr,
             std::shared_ptr<SharedStep> step = nullptr);
+  // In company a round that is to draft none needs not be observed.
   int choose();
   // Throws std::out_of_range for more tokens than `most`; so does `observe`.
   DraftDecision decide(int drafted, double confidence);
@@ -46,6 +47,8 @@ class AutoGamma {
   std::optional<std::string> fallback(std::size_t after = kFallbackAfter) const;
 
  private:
+  int most_worth();
+  void count_idle(std::size_t tokens);
   void plan();
   void plan_alone();
   bool pays(std::size_t drafted) const;
@@ -64,7 +67,7 @@ class AutoGamma {
   double floor_ = 0, rate_ = 0, joint_acceptance_ = 1, probe_loss_ = 0;
   std::size_t steps_ = 0, tokens_since_draft_ = 0;
   std::int64_t rounds_idle_ = 0;
-  bool probing_ = false;
+  bool probing_ = false, counted_ = false;
 };
 
 }  // namespace specrt::speculation

@@ -42,7 +42,7 @@ Result guarded(Call call, Result failed) noexcept {
 }  // namespace
 
 // Changes with what follows: a library of other entries is not used.
-SPECRT_EXPORT int specrt_gamma_entries() { return 1; }
+SPECRT_EXPORT int specrt_gamma_entries() { return 2; }
 
 // A shared step; null without memory. `flags`: 1 for assumed costs, 2 for drafts of one pass.
 SPECRT_EXPORT Step* specrt_gamma_make_step(const double* verify_ns, std::size_t verifies,
@@ -60,6 +60,7 @@ SPECRT_EXPORT void specrt_gamma_free_step(Step* step) { delete step; }
 
 // The calls below that return a number return -1 where an argument is out of range.
 
+// How many more steps of the same rows the plan is good for.
 SPECRT_EXPORT int specrt_gamma_begin(Step* step, int rows, int drafting, Policy* const* policies,
                                      const int* lacks, const int* rooms) {
   return guarded(
@@ -69,17 +70,17 @@ SPECRT_EXPORT int specrt_gamma_begin(Step* step, int rows, int drafting, Policy*
           known.push_back({&(*policies[i])->acceptance(), lacks[i], rooms[i]});
         }
         (*step)->begin(rows, known);
-        return 0;
+        return (*step)->rest;
       },
       -1);
 }
 
 SPECRT_EXPORT int specrt_gamma_settle(Step* step, int made, int drafted, int widest,
                                       std::int64_t draft_ns, std::int64_t verify_ns, int passes,
-                                      int drafting) {
+                                      int drafting, int steps) {
   return guarded(
       [&] {
-        (*step)->settle({made, drafted, widest, draft_ns, verify_ns, passes, drafting});
+        (*step)->settle({made, drafted, widest, draft_ns, verify_ns, passes, drafting, steps});
         return 0;
       },
       -1);

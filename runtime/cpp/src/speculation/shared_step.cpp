@@ -12,11 +12,12 @@ constexpr double kNoise = 25.0;
 constexpr double kToken = 0.1;
 constexpr double kMargin = 1.03;
 constexpr double kReading = 1.0 / 8;
+constexpr int kRest = 15;
 constexpr double kDoubt = 0.02;
 
-void StepOutcome::record(double made, double expected) {
+void StepOutcome::record(double made, double expected, int steps) {
   expected = std::max(made / kHeldUp, std::min(kHeldUp * made, expected));
-  constexpr double keep = 1.0 - 1.0 / kMemory;
+  const double keep = std::pow(1.0 - 1.0 / kMemory, steps);
   made_ = keep * made_ + made;
   expected_ = keep * expected_ + expected;
   const double off = made - ratio * expected;
@@ -25,8 +26,8 @@ void StepOutcome::record(double made, double expected) {
   variance = squares_ / (expected_ * expected_);
 }
 
-void Company::judge(double made, double expected, bool drafted) {
-  (drafted ? drafting : plain).record(made, expected);
+void Company::judge(double made, double expected, int steps, bool drafted) {
+  (drafted ? drafting : plain).record(made, expected, steps);
   const double less = 1.0 - drafting.ratio / plain.ratio;
   const double doubt = kNoise * (drafting.variance + plain.variance);
   worth = 1.0 - std::max(0.0, less) * less * less / (less * less + doubt);
@@ -63,12 +64,18 @@ SharedStep::SharedStep(Costs costs, int most, bool padded)
 void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting) {
   rows = number;
   probing = false;
+  rest = 0;
   auto found = companies_.find(rows);
   if (found == companies_.end()) {
     found = companies_.emplace(rows, Company(costs_, rows, static_cast<int>(most_))).first;
   }
   company_ = &found->second;
-  if (rows == 1) return;
+  if (rows == 1) {
+    const bool may_draft = !rows_drafting.empty();
+    unread_ns = may_draft ? reading_ns(rows_drafting[0].lacks) : 0;
+    room = may_draft ? rows_drafting[0].room : 0;
+    return;
+  }
   floor = rate = price = rows / company_->verify[0];
   std::vector<DraftingRow> ranked = rows_drafting;
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& one, const auto& other) {
@@ -76,6 +83,7 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
   });
   chosen_ = choose(ranked);
   if (chosen_.empty()) chosen_ = probe(ranked);
+  company_->plain_plans = chosen_.empty() ? company_->plain_plans + 1 : 0;
   share();
 }
 
@@ -106,8 +114,11 @@ SharedStep::Ranked SharedStep::probe(const std::vector<DraftingRow>& ranked) {
   for (std::size_t i = 0; i < found.number; ++i) reading += reading_ns(ranked[i].lacks);
   const double ns = found.ns + reading, least = kLeastProbeLoss * rows;
   const double loss = std::max({least, ns * (floor - found.rate), company_->probe_loss});
-  const double due = static_cast<double>(company_->steps_idle) * kProbing * rows;
-  probing = found.number > 0 && due >= std::min(kMaxProbeLoss * rows, loss);
+  const double due = std::min(kMaxProbeLoss * rows, loss) / (kProbing * rows) -
+                     static_cast<double>(company_->steps_idle);
+  probing = found.number > 0 && due <= 0;
+  const double still = std::min(kRest, company_->plain_plans);
+  rest = static_cast<int>(std::max(0.0, found.number > 0 ? std::min(still, due) : still));
   rows_probing.resize(probing ? found.number : 0);
   return rows_probing;
 }
@@ -191,9 +202,12 @@ void SharedStep::settle(const StepTimes& step) {
   const auto ns = static_cast<double>(step.draft_ns + step.verify_ns);
   const double promised = rate > floor ? rate / company_->worth : floor;
   const bool measured = step.verify_ns > 0;
-  if (measured) company_->judge(step.made, ns * (drafted > 0 ? promised : floor), drafted > 0);
+  if (measured) {
+    company_->judge(step.made, ns * (drafted > 0 ? promised : floor), step.steps, drafted > 0);
+  }
   if (measured && rows > 1) {
-    company_->record(static_cast<std::size_t>(drafted), static_cast<double>(step.verify_ns));
+    const double verify_ns = static_cast<double>(step.verify_ns) / step.steps;
+    company_->record(static_cast<std::size_t>(drafted), verify_ns);
     if (step.passes > 0) {
       const double ns_alone = drafts_.at(static_cast<std::size_t>(step.passes));
       line_.record(ns_alone, (step.drafting - 1) * ns_alone, static_cast<double>(step.draft_ns));
@@ -201,7 +215,7 @@ void SharedStep::settle(const StepTimes& step) {
   }
   const bool counts = drafted > 0 && !probing;
   company_->steps_drafted = counts ? company_->steps_drafted + 1 : 0;
-  company_->steps_idle = counts || probing ? 0 : company_->steps_idle + 1;
+  company_->steps_idle = counts || probing ? 0 : company_->steps_idle + step.steps;
   if (probing) company_->probe_loss = std::min(kMaxProbeLoss * rows, ns * floor - step.made);
 }
 

@@ -30,7 +30,7 @@ struct DraftingRow {
 class StepOutcome {
  public:
   explicit StepOutcome(double first) : variance(first), squares_(first * kTrust * kTrust) {}
-  void record(double made, double expected);
+  void record(double made, double expected, int steps);
   double ratio = 1, variance;  // the variance is the ratio's
 
  private:
@@ -43,8 +43,8 @@ class Company {
   Company(const Costs& costs, int rows, int most);
   // Take note of what a step took besides drafting. Throws std::out_of_range.
   void record(std::size_t drafted, double ns);
-  // Hold what was expected to what a step made.
-  void judge(double made, double expected, bool drafted);
+  // Hold what was expected to what steps made.
+  void judge(double made, double expected, int steps, bool drafted);
   // How often a step that drafts nothing was timed.
   int plain_times() const { return places_.front().times; }
 
@@ -52,6 +52,7 @@ class Company {
   StepOutcome plain{0.05 * 0.05}, drafting{1 / kTrust};
   double worth = 1;  // tokens that drafts were worth, of those expected
   std::int64_t steps_drafted = 0, steps_idle = 0;  // in a row
+  int plain_plans = 0;                             // in a row, by which no row drafts
   double probe_loss = 0;
   double gain = INFINITY;  // by how many times plain steps' tokens the best plan makes more
 
@@ -65,13 +66,14 @@ class Company {
   CostLine line_;
 };
 
-// What a step took: tokens made, those drafted by all rows and by the one that drafted most, and
-// how many rows ran the first of so many draft passes; none where that is not a measure. Where
-// `verify_ns` is 0 the step is none either: a draft read a prompt. A probe still pays.
+// What a step took, or plain `steps`: tokens made, those drafted by all rows and by the one that
+// drafted most, and how many rows ran the first of so many draft passes; none where that is not a
+// measure. Where `verify_ns` is 0 the step is none either: a draft read a prompt. A probe still
+// pays.
 struct StepTimes {
   int made, drafted, widest;
   std::int64_t draft_ns, verify_ns;
-  int passes = 0, drafting = 0;
+  int passes = 0, drafting = 0, steps = 1;
 };
 
 // Decides for all rows of a step how many draft, and how far. Sources: Kelly 1997 (rows that
@@ -94,6 +96,10 @@ class SharedStep {
   double price = 1;  // of a nanosecond for a row that drafts, by the tokens it makes in a step
   bool probing = false;
   int gamma = 0;  // how far the plan drafts
+  int rest = 0;   // how many more steps of the same rows the plan is good for
+  // Where there is one row, what its draft takes to read what it lacks, and how many tokens follow.
+  double unread_ns = 0;
+  int room = 0;
   // What a row is charged, by its drafted tokens, of verifying them, and of a step that it copies
   // tokens for.
   std::vector<double> verify, copying;
