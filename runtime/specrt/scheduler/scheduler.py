@@ -146,7 +146,10 @@ class Scheduler:
         self._planned: Sequence[ActiveSlot] = ()
         """What the plan is for."""
         self._rest = self._plain_steps = self._plain_ns = 0
-        """Steps that it is still good for, and those that drafted nothing since it was made."""
+        """Steps that it is still good for, and plain ones since it was made."""
+        self._drafted = False
+        """Whether the last step drafted: the next takes longer than plain decoding, even if plain.
+        """
         if rounds is engine_rounds and len(self._slots) > 1:
             most, padded = max(models.gammas), not packs(models.target)
             costs = models.costs or Costs.assume(most)
@@ -278,8 +281,8 @@ class Scheduler:
         self._sweep()
         needed = self._admit()
         active = [a for a, slot in self._running.items() if needed or not _request(slot).paused]
-        rounds, began = [], perf_counter_ns()
         measured = self._shared is not None and self._plan(self._shared, active)
+        rounds, began = [], perf_counter_ns()
         try:
             for result in self._executor.step(active):
                 self._deliver(result)
@@ -311,7 +314,7 @@ class Scheduler:
             if r.policies is not None and r.policies.drafting is not None
             for length in (len(r.tokens),)
         ]
-        shared.begin(max(1, len(decoding)), drafting)
+        shared.begin(max(1, len(active)), drafting)
         adapt = all(r.policies is not None and r.policies.adapts for r in decoding)
         measured = adapt and len(decoding) == len(active)
         self._planned, self._rest = active, shared.rest if measured else 0
@@ -324,10 +327,12 @@ class Scheduler:
         if shared is None or len(done) < len(rounds):
             return
         drafted, draft_ns = [r.drafted for r in done], executor.draft_ns
+        after_draft, self._drafted = self._drafted, executor.draft_passes > 0 or any(drafted)
         if executor.read_prompt or len(done) < slots:  # some slots waited for others to read
             draft_ns = ns
-        elif not executor.draft_passes and not any(drafted):
-            self._plain_steps, self._plain_ns = self._plain_steps + 1, self._plain_ns + ns
+        elif not self._drafted:
+            if not after_draft:
+                self._plain_steps, self._plain_ns = self._plain_steps + 1, self._plain_ns + ns
             return
         passes = 0 if any(r.caught_up for r in done) else executor.draft_passes
         shared.settle(

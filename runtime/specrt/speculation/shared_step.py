@@ -107,7 +107,7 @@ class Company:
         self.steps_drafted = self.steps_idle = 0
         """Steps in a row that drafted, and that did not."""
         self.plain_plans = 0
-        """Plans in a row by which no row drafts."""
+        """Plans in a row by which no row drafts, because it does not pay."""
         self.probe_loss = 0.0
         self.gain = inf
         """By how many times plain steps' tokens the best plan makes more than it must."""
@@ -173,7 +173,8 @@ class SharedStep:
             self.floor = self.rate = self.price = rows / self.company.verify[0]
             ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
             self._chosen = self._choose(ranked) or self._probe(ranked)
-            self.company.plain_plans = 0 if self._chosen else self.company.plain_plans + 1
+            plain = not self._chosen and self.rate == self.floor
+            self.company.plain_plans = self.company.plain_plans + 1 if plain else 0
             self._share()
         else:
             _, lacks, self.room = drafting[0] if drafting else (None, 0, 0)

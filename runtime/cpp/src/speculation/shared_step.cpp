@@ -83,7 +83,8 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
   });
   chosen_ = choose(ranked);
   if (chosen_.empty()) chosen_ = probe(ranked);
-  company_->plain_plans = chosen_.empty() ? company_->plain_plans + 1 : 0;
+  const bool plain = chosen_.empty() && rate == floor;
+  company_->plain_plans = plain ? company_->plain_plans + 1 : 0;
   share();
 }
 

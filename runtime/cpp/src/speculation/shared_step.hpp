@@ -52,7 +52,7 @@ class Company {
   StepOutcome plain{0.05 * 0.05}, drafting{1 / kTrust};
   double worth = 1;  // tokens that drafts were worth, of those expected
   std::int64_t steps_drafted = 0, steps_idle = 0;  // in a row
-  int plain_plans = 0;                             // in a row, by which no row drafts
+  int plain_plans = 0;                             // in a row, by which it pays to draft nothing
   double probe_loss = 0;
   double gain = INFINITY;  // by how many times plain steps' tokens the best plan makes more
 
