@@ -1,7 +1,7 @@
 """Vocabularies of GGUF files: ids as llama.cpp gives them, and files that specrt reads.
 
-`gguf_ids.json` holds what llama.cpp (llama-cpp-python 0.3.36) made of `TEXTS` with the vocabularies
-here; where that package is installed, it is asked again.
+`gguf_ids.json` holds what llama.cpp (llama-cpp-python 0.3.36; of "gemma4" xllamacpp 2026.10.11549)
+made of `TEXTS` with the vocabularies here; where the first is installed, it is asked again.
 """
 
 from __future__ import annotations
@@ -74,6 +74,22 @@ def scored(**changes: Any) -> dict[str, Any]:
     return {**SCORED_VOCABULARY, **{f"tokenizer.ggml.{k}": v for k, v in changes.items()}}
 
 
+def by_line() -> dict[str, Any]:
+    """Return a vocabulary with merges of letters; scores, which it has too, say nothing."""
+    runs = ["\n", "\n\n", "\n\n\n"]
+    merges = ["\n \n", "\n \n\n", "\n\n \n", "▁ t", "h e", "▁t he", "l o", "he l", "hel lo", "o r"]
+    merges += ["w or", "l d", "▁ hello", "▁ wor", "▁ ▁", "▁▁ ▁▁", "e r", "\n ▁"]
+    # The last merge is of two lines, and never happens.
+    more = [*runs, "\n▁", "</s>", "<turn|>", "<|tool_response>"]
+    tokens = ["<unk>", "<s>", "<eos>", *SCORED_VOCABULARY["tokenizer.ggml.tokens"][3:], *more]
+    return scored(
+        model="gemma4", add_space_prefix=False, merges=merges,
+        tokens=tokens,
+        token_type=[*SCORED_VOCABULARY["tokenizer.ggml.token_type"], 1, 1, 1, 1, 1, 3, 4],
+        scores=[*SCORED_VOCABULARY["tokenizer.ggml.scores"], *[0.0] * len(more)],
+    )  # fmt: skip
+
+
 NAMED = ("default", "gpt-2", "llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm")
 VOCABULARIES: dict[str, dict[str, Any]] = {
     **{name: {**learned(), "tokenizer.ggml.pre": name} for name in NAMED},
@@ -83,6 +99,7 @@ VOCABULARIES: dict[str, dict[str, Any]] = {
     "scores": scored(),
     "no prefix": scored(add_space_prefix=False, add_bos_token=False),
     "scores with eos": scored(add_eos_token=True),
+    "gemma4": by_line(),
     "phi-3": {**scored(), "general.architecture": "phi3", "general.name": "phi-3 tiny"},
 }  # fmt: skip
 
@@ -188,6 +205,12 @@ def test_tokens_of_roles_end_an_answer(tmp_path: Path) -> None:
     assert vocabulary.ends == [2, 260, 261, *named]
 
 
+def test_what_ends_an_answer_of_gemma_4_may_be_a_token_of_tools(tmp_path: Path) -> None:
+    vocabulary = opened(tmp_path, by_line())
+    ends = [vocabulary.tokens[index] for index in vocabulary.ends]
+    assert ends == ["<eos>", "<|end|>", "<|endoftext|>", "<turn|>", "<|tool_response>"]
+
+
 def test_a_file_with_merges_and_one_score_goes_by_its_merges(tmp_path: Path) -> None:
     tokens = ["<unk>", "<s>", "</s>", "a", "b", "c", "bc", "ab", "abc"]
     values = scored(tokens=tokens, scores=[-1000.0] * 9, token_type=[2, 3, 3, *[1] * 6])
@@ -199,7 +222,7 @@ def test_a_file_with_merges_and_one_score_goes_by_its_merges(tmp_path: Path) -> 
 
 SIZE = len(BYTES_VOCABULARY["tokenizer.ggml.tokens"])
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another kind": ({"model": "t5"}, "'t5'; specrt reads 'gpt2' and 'llama'"),
+    "another kind": ({"model": "t5"}, "'t5'; specrt reads 'gpt2', 'llama' and"),
     "another cut": ({"pre": "qwen3"}, "'qwen3', a way to cut text.*did you mean 'qwen2'"),
     "a number for the cut": ({"pre": 3}, "tokenizer.ggml.pre is 3; expected a text"),
     "no tokens": ({"tokens": None}, "has no tokenizer.ggml.tokens"),

@@ -186,6 +186,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "num_hidden_layers": 4,
             "layer_types": _WINDOW * 2, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
             "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 320,
+            "final_logit_softcapping": 30.0,
         },
     ),
     "lfm2": (
@@ -315,7 +316,7 @@ def _of_gemma4(config: Any) -> dict[str, Any]:
         values["feed_forward_length"] = [inner] * (layers - shared) + [2 * inner] * shared
     if config.attention_k_eq_v:
         values["attention.head_count_kv"] = [one.num_key_value_heads for one in sizes]
-    if config.final_logit_softcapping:
+    if config.final_logit_softcapping != 30:
         values["final_logit_softcapping"] = config.final_logit_softcapping
     return {f"gemma4.{key}": held for key, held in values.items()}
 

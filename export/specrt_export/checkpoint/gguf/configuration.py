@@ -355,14 +355,14 @@ def _gemma4(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
         "num_kv_shared_layers": shared,
         "layer_types": types,
         "sliding_window": file.whole(f"{at}.attention.sliding_window"),
-        "final_logit_softcapping": file.real(f"{at}.final_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": file.real(f"{at}.final_logit_softcapping", 30.0),
         "hidden_size_per_layer_input": file.whole(f"{at}.embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": config["vocab_size"] if embedded is None else embedded.length,
         "rope_parameters": {
             "full_attention": _proportional(file, config),
             "sliding_attention": {
                 "rope_type": "default",
-                "rope_theta": file.real(f"{at}.rope.freq_base_swa", THETA),
+                "rope_theta": file.real(f"{at}.rope.freq_base_swa"),
             },
         },
         **_biased(file, config),
@@ -388,9 +388,9 @@ def _proportional(file: GgufFile, config: Config) -> dict[str, Any]:
             f"{file.path}: rope_freqs.weight is not what Gemma 4 has: {half} numbers, some of 1 "
             "and then of 1e30. Build from the model's safetensors folder"
         )
-    theta = file.real("gemma4.rope.freq_base", 1_000_000.0)
-    proportion = rotated / half
-    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": proportion}
+    theta = file.real("gemma4.rope.freq_base")
+    part = rotated / half
+    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": part}
 
 
 def _reads_others(config: Config, layer: int) -> bool:

@@ -1,8 +1,9 @@
 """The vocabulary of a GGUF file, as the tokenizer files that a checkpoint folder holds.
 
-Ids are llama.cpp's: it is what people who made the file have looked at. Two kinds are known by
-`tokenizer.ggml.model`: `gpt2`, merges over bytes of text that a regular expression has cut, and
-`llama`, where the pair whose union has the best score is joined first (SentencePiece's BPE).
+Ids are llama.cpp's: it is what people who made the file have looked at. Three kinds are known by
+`tokenizer.ggml.model`: `gpt2`, merges over bytes of text that a regular expression has cut,
+`llama`, where the pair whose union has the best score is joined first (SentencePiece's BPE), and
+`gemma4`, merges over the letters of a line.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ QWEN2 = (rf"{_ENDING}|{_WORD}|\p{{N}}|{_REST}",)
 TEKKEN = (rf"{_CASED}|{_RAISED}|\p{{N}}|{_SLASH}",)
 GPT4O = (rf"{_CASED}{_ENDING}?|{_RAISED}{_ENDING}?|\p{{N}}{{1,3}}|{_SLASH}",)
 DIGITS = (r"\p{N}", *GPT2)
+LINES = r"[^\n]+|\n+"
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", *GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
@@ -76,7 +78,7 @@ CUTS = {name: cut for cut, names in _CUTS.items() for name in names}
 # fmt: off
 ENDS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
-    "<|end_of_text|>", "<eos>", "</s>",
+    "<|end_of_text|>", "<eos>", "</s>", "<turn|>", "<|tool_response>",
 ))
 # fmt: on
 """Control tokens that end an answer in some family, whatever else the file says."""
@@ -95,15 +97,16 @@ class Vocabulary:
 
     @cached_property
     def kind(self) -> str:
-        """`gpt2` or `llama`.
+        """`gpt2`, `llama` or `gemma4`.
 
         Raises: CheckpointError for a vocabulary of another kind.
         """
         kind = self.file.text("tokenizer.ggml.model", "")
-        if kind not in ("gpt2", "llama"):
+        if kind not in ("gpt2", "llama", "gemma4"):
             raise CheckpointError(
-                f"{self.file.path}: tokenizer.ggml.model is {shown(kind)}; specrt reads 'gpt2' "
-                "and 'llama'. Build from the model's safetensors folder, which has a tokenizer.json"
+                f"{self.file.path}: tokenizer.ggml.model is {shown(kind)}; specrt reads 'gpt2', "
+                "'llama' and 'gemma4'. Build from the model's safetensors folder, which has a "
+                "tokenizer.json"
             )
         return kind
 
@@ -197,8 +200,13 @@ class Vocabulary:
     def ends(self) -> list[int]:
         """All tokens that end an answer: EOS first, of a turn, of a message, and known ones."""
         roles = (self.end, self.token("eot"), self.token("eom"))
-        named = (i for i, text in enumerate(self.tokens) if text in ENDS and self._special(i))
+        named = (i for i, text in enumerate(self.tokens) if text in ENDS and self._ends(i))
         return list(dict.fromkeys(i for i in (*roles, *named) if i is not None))
+
+    def _ends(self, index: int) -> bool:
+        # Gemma 4's of tools are not control tokens, so that they are shown, and its </s> is HTML.
+        shown_ends = self.kind == "gemma4" and self.types[index] == USER_DEFINED
+        return self._special(index) or shown_ends
 
     def _special(self, index: int) -> bool:
         return self.types[index] in (UNKNOWN, CONTROL)
@@ -244,15 +252,7 @@ class Vocabulary:
 
     def _bytes(self) -> dict[str, Any]:
         """Return the parts that encode and decode text as bytes."""
-        splits = [
-            {
-                "type": "Split",
-                "pattern": {"Regex": expression},
-                "behavior": "Isolated",
-                "invert": False,
-            }
-            for expression in self.cut.expressions
-        ]
+        splits = [_split(expression) for expression in self.cut.expressions]
         spell = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         return {
             "normalizer": None,
@@ -280,7 +280,8 @@ class Vocabulary:
 
     def _scored(self) -> dict[str, Any]:
         """Return the parts that encode and decode text with blanks spelled as a letter."""
-        prefixed = self.file.flag("tokenizer.ggml.add_space_prefix", default=True)
+        by_line = self.kind == "gemma4"
+        prefixed = self.file.flag("tokenizer.ggml.add_space_prefix", default=not by_line)
         prepend = [{"type": "Prepend", "prepend": _METASPACE}] if prefixed else []
         strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
         spelled = {"type": "Replace", "pattern": {"String": " "}, "content": _METASPACE}
@@ -289,10 +290,10 @@ class Vocabulary:
         unknown = self.token("unknown", 0)
         # Written from a tokenizer.json, a file has merges, and one score for all.
         given = len(set(self.scores)) == 1 and len(self.file.texts("tokenizer.ggml.merges"))
-        merges = self._given_merges() if given else self._scored_merges()
+        merges = self._given_merges() if given or by_line else self._scored_merges()
         return {
             "normalizer": {"type": "Sequence", "normalizers": [*prepend, spelled]},
-            "pre_tokenizer": None,
+            "pre_tokenizer": _split(LINES) if by_line else None,
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": self._model(
                 list(merges),
@@ -335,7 +336,7 @@ class Vocabulary:
     @cached_property
     def frames(self) -> tuple[bool, bool]:
         """Whether a text begins with the BOS token, and whether it ends with the EOS token."""
-        default = True if self.kind == "llama" else self.cut.begins
+        default = self.kind != "gpt2" or self.cut.begins
         return (
             self.file.flag("tokenizer.ggml.add_bos_token", default) and self.begin is not None,
             self.file.flag("tokenizer.ggml.add_eos_token", default=False) and self.end is not None,
@@ -394,3 +395,9 @@ class Vocabulary:
         named = {"bos_token_id": self.begin, "eos_token_id": self.ends or None}
         named["pad_token_id"] = self.token("padding")
         return {key: value for key, value in named.items() if value is not None}
+
+
+def _split(expression: str) -> dict[str, Any]:
+    """Return what cuts text into the matches of an expression, and what lies between them."""
+    pattern = {"Regex": expression}
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
