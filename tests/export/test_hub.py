@@ -230,7 +230,7 @@ def test_a_disk_without_room_is_told_before_and_while(
 
 
 def test_one_gguf_file_of_a_repository(hub: LoopbackHub) -> None:
-    forms = ("Q8_0", "q4_k_m", "IQ4_XS", "IQ3_M", "IQ2_XS")
+    forms = ("Q8_0", "q4_k_m", "IQ4_XS", "IQ3_M", "IQ2_XS", "UD-Q8_K_XL")
     split = [f"m-BF16-0000{n}-of-00002.gguf" for n in (1, 2)]
     hub.models["owner/gguf"] = {
         name: name.encode() for name in (*(f"m-{form}.gguf" for form in forms), *split)
@@ -240,8 +240,12 @@ def test_one_gguf_file_of_a_repository(hub: LoopbackHub) -> None:
         assert [path.name.upper() for path in gguf_files(folder, form)] == [f"M-{form}.GGUF"]
     folder = gguf_snapshot("owner/gguf", "bf16").fetch()
     assert [path.name for path in gguf_files(folder, "BF16")] == split
-    assert len(hub.sent) == 5
-    there = "there is owner/gguf:BF16, owner/gguf:IQ4_XS, owner/gguf:Q4_K_M, owner/gguf:Q8_0$"
+    for form in ("ud-q8_k_xl", "Q8_K_XL"):
+        folder = gguf_snapshot("owner/gguf", form).fetch()
+        assert [path.name for path in gguf_files(folder, form)] == ["m-UD-Q8_K_XL.gguf"]
+    assert len(hub.sent) == 6
+    names = ("BF16", "IQ4_XS", "Q4_K_M", "Q8_0", "Q8_K_XL")
+    there = f"there is {', '.join(f'owner/gguf:{name}' for name in names)}$"
     for form in ("IQ3_M", "Q4_0", "IQ2_XS", "../x"):
         with pytest.raises(CheckpointError, match=f"no file in {form} that is read; {there}"):
             gguf_snapshot("owner/gguf", form)

@@ -375,15 +375,20 @@ def gguf_snapshot(name: str, form: str) -> Snapshot:
     """
     whole = look_up(name, None, ("*.gguf",), lambda here: bool(gguf_files(here, form)))
     names = [file.name for file in whole.files] or [one.name for one in whole.folder.glob("*.gguf")]
-    files = tuple(file for file in whole.files if _form(file.name) == form.upper())
-    if not _is_read(form) or form.upper() not in map(_form, names):
+    files = tuple(file for file in whole.files if _form(file.name) == _spelled(form))
+    if not _is_read(_spelled(form)) or _spelled(form) not in map(_form, names):
         raise CheckpointError(f"{name} has no file in {form} that is read; {_choice(name, names)}")
     return replace(whole, files=files)
 
 
 def gguf_files(folder: Path, form: str) -> list[Path]:
     """Return the files in a folder that are a model in one format."""
-    return sorted(path for path in folder.glob("*.gguf") if _form(path.name) == form.upper())
+    return sorted(path for path in folder.glob("*.gguf") if _form(path.name) == _spelled(form))
+
+
+def _spelled(form: str) -> str:
+    """Return what `_form` tells of a file that somebody names, by Unsloth's prefix or without."""
+    return form.upper().removeprefix("UD-")
 
 
 def _form(name: str) -> str:
@@ -395,8 +400,9 @@ def _is_read(form: str) -> bool:
     """Tell whether files in a format can be built: `Q4_K_M` is a mixture of Q4_K and others."""
     from specrt_export.checkpoint.gguf.blocks import FORMATS  # which needs what only building needs
 
-    plain = re.sub(r"_(XS|S|M|L|XL)$", "", form.upper())
-    return not {form.upper(), plain}.isdisjoint(known.name for known in FORMATS.values())
+    # Nothing is stored as Q8_K: Q8_K_XL is Q8_0 and floats.
+    known = {"Q8_K", *(one.name for one in FORMATS.values())}
+    return form in known or re.sub(r"_(XS|S|M|L|XL)$", "", form) in known
 
 
 def _choice(model: str, names: Iterable[str]) -> str:
