@@ -78,12 +78,11 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
     assert not part.exists()
 
 
-@pytest.mark.parametrize("name", ["traces-00000.safetensors", INDEX])
 def test_a_full_disk_names_the_file_and_the_next_run_goes_on(
-    pair: Path, traces: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch,
+    pair: Path, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    out, replace = tmp_path / "traces", Path.replace
+    out, replace, name = tmp_path / "traces", Path.replace, "traces-00000.safetensors"
 
     def full(self: Path, target: Path) -> Path:
         if target.name == name:

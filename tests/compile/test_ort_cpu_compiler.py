@@ -101,27 +101,6 @@ def test_weights_that_were_widened_are_not_read_to_find_their_format() -> None:
         smallest_format(joined([wide, half]))
 
 
-@pytest.mark.parametrize(
-    ("precision", "block"), [("fp32", 0), ("int8", 32), ("int4", 64), ("int4", 128)]
-)
-def test_a_row_has_the_same_bits_in_company_up_to_the_last_position(
-    source: tuple[Path, Path], tmp_path: Path, precision: str, block: int
-) -> None:
-    made = quantize(*source, tmp_path / "q", Precision.of(precision, block=block))
-    one = compile_ort_cpu(made.graph, made.folder, tmp_path / "engine", MAX_LENGTH)
-    with opened(tmp_path / "engine" / ENGINE, one.geometry) as engine:
-        length = engine.max_length
-        assert length == MAX_LENGTH
-        tokens = np.random.default_rng(0).integers(0, 8192, (1, length))
-        for at in range(length):  # as decoding fills it
-            engine.forward(tokens[:, at : at + 1], at)
-        for end in (length, 100):
-            alone = engine.forward(tokens[:, end - 1 : end], end - 1).logits[0, -1].copy()
-            for width in range(2, 9):
-                company = engine.forward(tokens[:, end - width : end], end - width)
-                assert (company.logits[0, -1] == alone).all(), (end, width)
-
-
 POISON = 5
 """A token whose embedding is not a number, and so are its keys and values."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from specrt_export.compile.plan_builder import (
     Room,
     TimingCache,
     Weights,
-    activation_bytes,
     build_plan,
     memory_warning,
     need,
@@ -81,21 +79,6 @@ def test_a_plan_is_what_the_record_and_the_options_say(
     assert BuildSetting("capabilities", "8.9, 12.0, 8.9") in few.settings
     assert ("weight_streaming", "True") in summary(few)
     assert few.capabilities == ("8.9", "12.0")
-
-
-SWITCHES = re.compile(rb"(?:\n\x80\x01\0[\0\1]){5}\n\x80\x01\0([\0\1])\x18\x80")
-"""Six switches before the name of the network in plans of 1.7; the last: whether all memory of a
-pass is the user's, which its capture as a CUDA graph wants. Seen by building plans both ways."""
-
-
-def test_a_plan_takes_no_memory_of_its_own(draft: Case, library: Library, tmp_path: Path) -> None:
-    """But for one that streams its weights, where the library refuses both together."""
-    if library.number[:2] != (1, 7):
-        pytest.skip("where the switch lies in a plan is known of 1.7")
-    for streams in (False, True):
-        one_profile(draft, library, tmp_path / "plan", weight_streaming=streams)
-        (switch,) = SWITCHES.findall((tmp_path / "plan").read_bytes())
-        assert switch == (b"\0" if streams else b"\1")
 
 
 def one_profile(case: Case, library: Library, out: Path, **settings: Any) -> PlanReport:
@@ -247,25 +230,6 @@ def test_the_estimate_of_memory_is_above_what_was_measured_and_near() -> None:
         assert taken <= needed.host_bytes <= 1.4 * taken + 140 * MIB
         assert needed.device_bytes == 0
         assert need(weights, made, PlanOptions(workspace_mib=5), ENTERPRISE).device_bytes > 0
-
-
-def test_gammas_and_prefill_count_in_the_estimate(draft: Case) -> None:
-    """Profiles in the memory of the machine; what the widest pass keeps in that of a GPU."""
-    graph, weights = draft.model.graph, Weights(1 << 30, 0, 0)
-
-    def estimated(prefill: int, gammas: Sequence[int], backend: str) -> tuple[int, int]:
-        made = profiles("target", prefill, gammas)
-        found = need(weights, made, PlanOptions(), backend, activation_bytes(graph, made))
-        return found.host_bytes, found.device_bytes
-
-    for backend in (RTX, ENTERPRISE):
-        few, many = (estimated(256, gammas, backend) for gammas in ((1,), range(1, 9)))
-        assert many[0] > few[0]
-    assert estimated(512, (1,), ENTERPRISE)[1] > estimated(256, (1,), ENTERPRISE)[1]
-    assert estimated(512, (8,), ENTERPRISE)[1] > estimated(512, (1,), ENTERPRISE)[1]
-    assert estimated(512, (1,), RTX)[1] == 0
-    # Logits of 9 rows of 8192 tokens, and for 512 tokens the scores of 2 heads on 128 positions.
-    assert activation_bytes(graph, profiles("target", 512, (8,))) > 4 * (9 * 8192 + 512 * 2 * 128)
 
 
 def test_too_little_memory_is_a_warning_with_a_remedy(

@@ -214,26 +214,6 @@ def test_what_the_checkpoint_asks_for_is_done_however_it_is_drafted(tmp_path: Pa
     assert 0.2 * drafted < accepted < drafted
 
 
-def test_a_request_names_the_language_that_a_text_begins_with(built: Built) -> None:
-    import torch
-
-    bundle, language = built("m2m_100"), 77
-    model = Reference(Checkpoint.open(bundle.parent / "target")).model
-    source = sources_of(bundle, 3)[2].tolist()
-    expected = model.generate(
-        torch.tensor([source]), forced_bos_token_id=language, max_new_tokens=NEW, num_beams=1,
-        do_sample=False, no_repeat_ngram_size=2, suppress_tokens=[1], use_cache=False,
-    )[0].tolist()  # fmt: skip
-    params = SamplingParams(
-        max_tokens=NEW, forced_bos_token_id=language, no_repeat_ngram_size=2, suppress_tokens=(1,)
-    )
-    with specrt.load(bundle, threads=1) as generator:
-        for gamma in (0, 3):
-            found = generator.generate(source, params, gamma=gamma, drafter="ngram").token_ids
-            assert found[0] == language
-            assert list(found) == expected[1 : len(found) + 1]
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -320,10 +300,8 @@ def test_settings_that_no_bundle_opens_with_are_refused_before_any_work(tmp_path
 
 
 WRONG_PARTS: list[tuple[str, str, dict[str, Any], str]] = [
-    ("target", "encoder", {"cross": "target/encoder.onnx"}, r"takes \['input_ids'\].*together"),
     ("target", "encoder", {"encoder": "target/cross.onnx"}, r"takes \['hidden'\].*together"),
     ("target", "geometry", {"layers": 1, "windows": [0]}, "gives.*cross_key.2.*together"),
-    ("draft", "encoder", {"max_source": MAX_SOURCE + 1}, f"leaves up to {MAX_SOURCE} of width"),
     ("draft", "encoder", {"width": 3}, f"of width 3, .* leaves up to {MAX_SOURCE} of width"),
 ]
 

@@ -16,11 +16,9 @@ from shared import nightly_but
 from specrt.bundle import Bundle
 from specrt.errors import BuildError
 from specrt.params import SamplingParams
-from specrt_export.check.quality import GraphScorer, measure, take_in
 from specrt_export.portable.external_data import map_weights, widen
 from specrt_export.portable.graph import (
     GraphRun,
-    SourceRun,
     parts_beside,
     read_graph,
     runs_here,
@@ -29,9 +27,7 @@ from specrt_export.portable.graph import (
 )
 from specrt_export.portable.segments import SegmentedRun, weight_name
 from specrt_export.precision import Precision
-from specrt_export.quantize.bit_allocation import parts_of, sensitivities
-from specrt_export.quantize.calibration import CalibrationText, stages
-from specrt_export.quantize.quantizer import WEIGHTS, graft, quantize
+from specrt_export.quantize.calibration import stages
 from specrt_export.quantize.weight_choice import Choice, choose
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
@@ -42,8 +38,6 @@ pytestmark = [
 ]
 
 INT4 = Precision.of("int4", embedding="fp32", head="fp32")
-
-FREE = Precision.of("int4", auto=True)
 
 
 def texts_of(count: int, seed: int = 0) -> list[NDArray[np.int64]]:
@@ -102,78 +96,6 @@ def test_segments_compute_what_the_three_graphs_do(name: str) -> None:
 def weight_of(choice: Choice, stored: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
     weight = stored[choice.weight]
     return np.ascontiguousarray(weight if choice.turned else weight.T)
-
-
-def test_parts_are_what_lowering_joins_and_have_names_of_their_own() -> None:
-    parts = parts_of(whole_graph(exported("bart").graph), FREE)
-    names = [part.name for part in parts]
-    assert len(set(names)) == len(names)
-    assert "cross projections" in names
-    assert "encoder layer 0: q_proj, k_proj, v_proj" in names
-    assert {"layer 1: self_attn.out_proj", "layer 1: encoder_attn.out_proj"} <= set(names)
-
-
-def test_a_part_is_measured_as_if_it_were_the_only_one_in_int4(tmp_path: Path) -> None:
-    graph, folder = exported("bart").source
-    model = whole_graph(graph)
-    parts = parts_of(model, FREE)
-    texts, sources = texts_of(3), sources_of(graph, 3)
-
-    def silent(part: str, done: float) -> None:
-        pass
-
-    found = sensitivities(model, folder, parts, None, texts, tmp_path, silent, sources)
-    quantized = quantize(graph, folder, tmp_path / "q", FREE)
-    exact = GraphScorer(GraphRun(graph, folder), 30)
-    at = {part.name: number for number, part in enumerate(parts)}
-    for name in ("encoder layer 0: fc1", "cross projections", "layer 1: encoder_attn.out_proj"):
-        weights = {choice.weight for choice in parts[at[name]].choices}
-        graphs = {
-            part: read_graph(path) for part, path in {"": graph, **parts_beside(graph)}.items()
-        }
-        for part, stored in {"": quantized.stored, **quantized.parts}.items():
-            graft(graphs[part], [one for one in stored if one.choice.weight in weights])
-            take_in(graphs[part], quantized.folder)
-        source = SourceRun(graphs["cross"], graphs["encoder"], folder)
-        mixed = GraphScorer(GraphRun(graphs[""], folder, source), 30)
-        total = 0.0
-        for text, one in zip(texts, sources, strict=True):
-            exact.condition(one)
-            mixed.condition(one)
-            total += measure(exact, mixed, [text]).kl * len(text)
-        assert found[at[name]] == pytest.approx(total / sum(map(len, texts)), rel=2e-2)
-
-
-class StoppedError(Exception):
-    """What stands for a kill."""
-
-
-def test_a_stopped_calibration_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
-    source, precision = exported("t5").source, Precision.of("int4", calibrated=True)
-    graph, parts = source[0], list[str]()
-    texts, sources = texts_of(40), sources_of(source[0], 40)
-
-    def stop(part: str, done: float) -> None:
-        if part == "layer 1":
-            raise StoppedError
-
-    def count(part: str, done: float) -> None:
-        parts.append(part)
-
-    text = CalibrationText(texts, tmp_path / "kept", sources)
-    with pytest.raises(StoppedError):
-        quantize(*source, tmp_path / "stopped", precision, stop, text)
-    resumed = quantize(*source, tmp_path / "resumed", precision, count, text)
-    assert parts
-    assert not any(part.startswith("encoder") for part in parts), "the encoder was done"
-    fresh = CalibrationText(texts, tmp_path / "fresh", sources)
-    whole = quantize(*source, tmp_path / "whole", precision, count, fresh)
-    assert any(part.startswith("encoder") for part in parts)
-    written = (resumed.folder / WEIGHTS).read_bytes()
-    assert written == (whole.folder / WEIGHTS).read_bytes()
-    others = CalibrationText(texts, tmp_path / "others", sources_of(graph, 40, seed=7))
-    moved = quantize(*source, tmp_path / "moved", precision, text=others)
-    assert written != (moved.folder / WEIGHTS).read_bytes(), "codes are of sources, too"
 
 
 def built(tmp_path: Path, names: list[str], lines: list[str], count: int) -> Path:

@@ -91,26 +91,6 @@ def test_both_name_the_same_parts(built: Built) -> None:
     assert "if its encoder is the target's" in said
 
 
-def test_a_draft_of_the_same_checkpoint_shares_its_encoder(built: Built, tmp_path: Path) -> None:
-    folder = recipe_of(built("t5", "t5")).parent
-    (tmp_path / "target").symlink_to(folder / "target")
-    text = recipe_of(folder / "bundle").read_text("utf-8")
-    (tmp_path / "recipe.toml").write_text(
-        text.replace('checkpoint = "draft"', 'checkpoint = "target"'), encoding="utf-8"
-    )
-    _, draft = estimate(read_recipe(tmp_path / "recipe.toml")).models
-    assert draft.encoder_of == "target"
-    assert sorted(draft.parts) == ["cross", "engine"]
-
-
-def test_cross_keys_and_values_grow_with_sources_and_rows(tmp_path: Path) -> None:
-    one = said_of(tmp_path / "a", "max_source = 100\nbatch = 1").models[0]
-    most = said_of(tmp_path / "b", "max_source = 300\nbatch = 4").models[0]
-    assert most.cross_bytes == 12 * one.cross_bytes > 0
-    assert most.kv_bytes - most.cross_bytes == 4 * (one.kv_bytes - one.cross_bytes)
-    assert most.parts == one.parts
-
-
 def said_of(folder: Path, engine: str, **config: Any) -> Any:
     (folder / "model").mkdir(parents=True)
     sizes = {

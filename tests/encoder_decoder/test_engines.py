@@ -81,29 +81,7 @@ def test_engines_are_their_graphs(name: str, precision: str, exported: Zoo, tmp_
     assert make(name, exported, tmp_path, precision).error() < 1e-5
 
 
-@pytest.mark.parametrize("name", families())
-def test_far_beyond_the_last_bucket_with_a_row_rolled_back(
-    name: str, exported: Zoo, tmp_path: Path
-) -> None:
-    case = make(name, exported, tmp_path)
-    reference = GraphRun(case.source.graph, case.source.weights)
-    sources = sources_of(reference)
-    with opened(case) as engine:
-        fill(engine, sources)
-        reference.condition(sources)
-        reference.reset(ROWS, LENGTH)
-        drafted = tokens_of(engine)
-        tokens = drafted.copy()
-        tokens[1, 100:] = tokens_of(engine, 2)[1, 100:]  # after row 1 is rolled back
-        passes = [(drafted, [at] * ROWS) for at in (0, 64, 128)]
-        for fed, starts in [*passes, (tokens, [136, 100, 136])]:
-            piece = np.stack([t[s : s + WIDTH] for t, s in zip(fed, starts, strict=True)])
-            expected = reference(piece, starts, range(WIDTH))[0]
-            found = engine.forward(piece, starts).logits
-            assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
-
-
-@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize("name", ["t5_untied", "whisper"])
 def test_a_row_has_the_same_bits_in_any_company(name: str, exported: Zoo, tmp_path: Path) -> None:
     case = make(name, exported, tmp_path, "int8")
     sources = sources_of(GraphRun(case.source.graph, case.source.weights))

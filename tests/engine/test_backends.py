@@ -14,14 +14,14 @@ import pytest
 
 import specrt
 from specrt.bundle import HEADS, KINDS, TASKS, Bundle
-from specrt.engine.backends import BACKENDS, Backend, check_versions, host_bytes, notices
+from specrt.engine.backends import BACKENDS, Backend, check_versions, notices
 from specrt.engine.ort.kernels import CONTRIB, LAYOUT
 from specrt.errors import BundleError
 from specrt.params import SamplingParams
 from specrt.speculation.drafters import DRAFT_KINDS
 from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.recipe.compiler_spec import COMPILERS
-from support.gpu_double import POSITIONS, Site, table_pair
+from support.gpu_double import Site, table_pair
 from support.kernels import without_kernels
 from support.toy import plain
 
@@ -46,19 +46,6 @@ def test_every_kind_of_model_is_a_row_of_each_table() -> None:
     assert set(TASKS.values()) <= set(KINDS) == set(BACKENDS["ort-cpu"].runs)
     assert all(set(one.runs) <= set(KINDS) for one in BACKENDS.values())
     assert set(BACKENDS) == set(COMPILERS)
-
-
-@pytest.mark.parametrize(
-    ("backends", "parts"),
-    [(("ort-cpu", "ort-cpu"), 2), (("ort-cuda", "ort-cuda"), 0), (("tensorrt", "ort-cpu"), 1)],
-)
-def test_only_some_backends_use_main_memory(
-    site: Site, backends: tuple[str, str], parts: int
-) -> None:
-    manifest = Bundle.open(site.bundle(*table_pair(), backends=backends)).manifest
-    model = manifest.target.weight_bytes + manifest.target.geometry.kv_bytes(1, POSITIONS, 2)
-    assert host_bytes(manifest) == parts * model
-    assert host_bytes(replace(manifest, draft=None)) == (backends[0] == "ort-cpu") * model
 
 
 def packages(monkeypatch: pytest.MonkeyPatch, there: Mapping[str, str], loaded: str | None) -> None:

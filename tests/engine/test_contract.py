@@ -33,9 +33,7 @@ ONNX: dict[str, tuple[str, str, float]] = {
     "ort-cpu": ("fp32 1", "fp32 1 contrib", 1e-4),
     "ort-cpu rows": ("fp32 3", "fp32 1", 1e-4),
     "ort-cpu quantized rows": ("int4 3", "int4 1", 1e-6),
-    "ort-cpu contrib": ("fp32 1 contrib", "fp32 1", 1e-4),
     "ort-cpu contrib rows": ("fp32 3 contrib", "fp32 1", 1e-4),
-    "ort-cpu contrib quantized": ("int8 1 contrib", "int8 1 contrib", 1e-6),
     "ort-cpu contrib quantized rows": ("int8 3 contrib", "int8 1 contrib", 1e-6),
     "ort-cuda": ("cuda", "fp32 1", 0.1),
 }
@@ -46,7 +44,6 @@ TENSORRT: dict[str, dict[str, Any]] = {
     "tensorrt": {},
     "tensorrt decomposed": {"form": "decomposed", "batch": 2, "candidates": 3, "compute": "bf16"},
     "tensorrt candidates": {"candidates": 5, "confidence": True, "batch": 3},
-    "tensorrt uncaptured": {"capture": False, "compute": "fp32"},
     "tensorrt draft": {"built": draft_profiles(PREFILL), "confidence": True},
     "tensorrt KV lengths": {"built": target_profiles(GAMMAS, PREFILL, (9, 30, LENGTH)), "batch": 2},
     "tensorrt integrated": {"integrated": True, "confidence": True},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,21 +19,6 @@ from specrt.engine.ort import cuda_engine
 from specrt.engine.ort.cuda_engine import PROVIDER, OrtCudaEngine
 from specrt.errors import EngineError
 from specrt.system.gpu import Devices
-
-
-def test_each_pair_up_to_the_captured_width_has_a_graph_of_its_own(opener: Opener) -> None:
-    draft = opener("cuda")
-
-    def graph(width: int, rows: int) -> int:
-        options = draft.forward(np.ones((1, width)), 0, rows).options
-        return int(options.get_run_config_entry("gpu_graph_id"))
-
-    pairs = [(1, 1), (2, 1), (2, 2), (9, 9), (9, 1)]
-    graphs = [graph(*pair) for pair in pairs]
-    assert not {-1, 0} & set(graphs)  # 0 is what a run without a name captures
-    assert len(set(graphs)) == len(pairs)
-    assert [graph(*pair) for pair in pairs] == graphs
-    assert graph(10, 1) == -1
 
 
 class Capturing:
@@ -121,37 +105,6 @@ def test_an_engine_of_another_shape_or_damaged_is_refused(
             EngineSpec("ort-cuda", tmp_path / "engine.onnx", geometry, 1, MAX_LENGTH, MAX_WIDTH),
             "cpu",
         )
-
-
-LOOKED_FOR = """
-import sys, warnings
-import onnxruntime as ort
-from onnx.parser import parse_model
-from specrt.engine.ort.cuda_engine import PROVIDER, without_warnings
-
-warnings.simplefilter("ignore")
-head = '<ir_version: 9, opset_import: ["": 17]>'
-graph = parse_model(head + "g (float[1] x) => (float[1] y) { y = Identity(x) }")
-
-def opened():
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    given = [(PROVIDER, {"device_id": "0"})]
-    ort.InferenceSession(graph.SerializeToString(), options, providers=given)
-
-with without_warnings():
-    opened()
-print("then", file=sys.stderr, flush=True)
-opened()
-"""
-
-
-def test_no_warning_that_cuda_is_no_plugin() -> None:
-    """Which ONNX Runtime writes on any machine, also where it then falls back to the CPU."""
-    words = [sys.executable, "-c", LOOKED_FOR]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.stderr.startswith("then\n")
-    assert "No registered plugin EP" in done.stderr, "once nothing keeps it from it"
 
 
 GPUS = Devices(("A GPU", "Another"))

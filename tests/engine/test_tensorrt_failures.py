@@ -161,35 +161,6 @@ def test_passes_that_cannot_be_captured_run_all_the_same_and_say_so(refuses: boo
         assert any(kind in said and "kernel by kernel" in said for said in graphs.refusals)
 
 
-def test_a_graph_that_cannot_be_launched_is_not_tried_again() -> None:
-    """Its work runs kernel by kernel, and the others stay graphs."""
-    pair, honest = ready(), ready()
-    for one in (pair, honest):
-        one.rounds.run([5], 4, 5, 4, 2)
-        one.target.forward([[1]], 5)
-    expected = honest.rounds.run([5], 4, 5, 4, 2).tokens
-    graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
-    assert graphs is not None
-    before = graphs.captured
-    works: list[Callable[[], object]] = [
-        lambda: pair.rounds.run([5], 4, 5, 4, 2),
-        lambda: pair.target.forward([[1]], 5),
-    ]
-    for n, work in enumerate(works, 1):
-        pair.device.cuda.fail("cudaGraphLaunch")
-        work()
-        tried = pair.device.calls["cudaGraphLaunch"]
-        assert pair.rounds.run([5], 4, 5, 4, 2).tokens == expected
-        assert pair.device.calls["cudaGraphLaunch"] == tried
-        graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
-        assert graphs is not None
-        assert (graphs.captured, len(graphs.refusals)) == (before - n, n)
-    assert all("kernel by kernel: cannot launch a graph" in said for said in graphs.refusals)
-    for one in (pair, honest):
-        one.close()
-    assert pair.device.live == []
-
-
 def test_a_pass_without_a_profile_names_those_there_are() -> None:
     engine = opened(DoubleDevice(), toy())
     with pytest.raises(
@@ -227,16 +198,6 @@ def test_a_plan_of_another_model_is_refused(
 # The device itself
 
 
-def test_an_integrated_gpu_shares_memory_with_the_host() -> None:
-    double = CudaDouble(integrated=True)
-    staged = CudaDevice(runtime=double, devices=MACHINE).stage(8)
-    staged.send()
-    staged.fetch()
-    assert staged.address in double.host
-    assert not double.calls["cudaMemcpyAsync"]
-    assert not DoubleDevice(integrated=True, maps=False).integrated
-
-
 def test_without_driver_or_device_nothing_is_opened() -> None:
     double = CudaDouble()
     with pytest.raises(EngineError, match="device 2 was asked for, and there is devices 0 to 1"):
@@ -248,17 +209,6 @@ def test_without_driver_or_device_nothing_is_opened() -> None:
     remedy = r"knows CUDA 13\.0: `pip install 'cuda-bindings==13\.\*'"
     with pytest.raises(EngineError, match=remedy):
         CudaDevice(runtime=double, devices=MACHINE)
-
-
-def test_results_outlive_the_device() -> None:
-    double = CudaDouble()
-    one = CudaDevice(runtime=double, devices=MACHINE)
-    view = one.stage(16).host[4:8].view(np.int32)
-    view[:] = 7
-    one.close()
-    assert (len(double.host), view.tolist()) == (1, [7])
-    del view
-    assert double.host == {}
 
 
 @pytest.mark.parametrize("integrated", [False, True])

@@ -50,8 +50,6 @@ prefill = 32
 gammas = [1, 3]
 """
 
-WriteRecipe = Callable[[str], Path]
-
 
 @pytest.fixture
 def small(tmp_path: Path, engines: Path) -> Path:

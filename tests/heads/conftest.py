@@ -33,8 +33,6 @@ LAYER = {
     "vocab_size": VOCABULARY,
 }  # fmt: skip
 
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-
 
 def _random(*shape: int, scale: float = 0.3) -> torch.Tensor:
     return torch.randn(*shape) * scale

@@ -28,7 +28,7 @@ from specrt_export.check.block_equivalence import check_block_head, run_block
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.dflash_format import BlockHead
 from specrt_export.heads.dflash_module import load_block_head
-from specrt_export.heads.head_formats import is_head, read_head
+from specrt_export.heads.head_formats import read_head
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 
@@ -177,26 +177,17 @@ def flash(**more: Any) -> dict[str, Any]:
     ("change", "message"),
     [
         (flash(target_layer_ids=[0, 1, 3]), "expected numbers from 0 to 3"),
-        (flash(target_layer_ids=[0, 1]), r"fc\.weight is \[32, 96\]; expected \[32, 64\]"),
         (flash(mask_token_id=VOCABULARY), "a token below 96"),
         (flash(projector_type="domino"), "projector_type 'domino'"),
         ({"block_size": 1}, "block_size is 1"),
-        ({"block_size": 65}, "up to 64"),
         ({"num_target_layers": 36}, "a target of 36 layers"),
         ({"model_type": "gpt2"}, "layers of 'gpt2'"),
         ({"architectures": ["DFlash2DraftModel"]}, "second version"),
         ({"layer_types": ["full_attention"]}, "for each of 2 layers"),
         ({"use_sliding_window": True, "sliding_window": 8}, "no layer_types"),
-        ({"markov_rank": 4, "markov_head_type": "rnn"}, "markov_head_type 'rnn'"),
         ({"markov_rank": 4, "draft_vocab_size": 40}, "Markov head and scores 40 entries"),
         ({"markov_rank": 4}, r"markov_head.markov_w1.weight is nothing"),
-        ({"block_size": None}, "block_size is None"),
         ({"dflash_config": [MASK]}, r"dflash_config \[95\]; expected an object"),
-        (flash(target_layer_ids=2), "inputs of layers 2 of"),
-        (flash(target_layer_ids=[0, "1"]), r"inputs of layers \[1, '1'\] of"),
-        ({"draft_vocab_size": "40"}, "draft_vocab_size is '40'"),
-        ({"layer_types": 3}, "layer_types 3"),
-        ({"head_dim": {"size": 8}}, "head_dim"),
         ({"num_key_value_heads": 3}, "a multiple of the second"),
         ({"num_hidden_layers": 1}, r"holds layers\.1\.\S+, which no block head"),
     ],
@@ -212,9 +203,7 @@ def test_what_does_not_fit_is_refused(
     ("name", "held", "message"),
     [
         ("hidden_norm.weight", False, "is nothing"),
-        ("layers.1.self_attn.q_norm.weight", False, "is nothing"),
         ("layers.0.self_attn.q_proj.bias", True, "which no block head"),
-        ("layers.two.norm.weight", True, "which no block head"),
     ],
 )
 def test_weights_that_are_missing_or_that_nothing_reads_are_refused(
@@ -224,12 +213,6 @@ def test_weights_that_are_missing_or_that_nothing_reads_are_refused(
     weights |= {name: torch.zeros(WIDTH)} if held else {}
     with pytest.raises(CheckpointError, match=rf"{name}\W+{message}"):
         opened(save_block_head(tmp_path / "head", weights=weights), target)
-
-
-def test_a_head_is_known_by_its_weights_too(tmp_path: Path, target: Path) -> None:
-    folder = save_block_head(tmp_path / "head", architectures=["Qwen3ForCausalLM"])
-    assert is_head(Checkpoint.open(folder))
-    assert opened(folder, target).config.drafts == BLOCK - 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lint.test_rules import CASES, NAMES, Case, Graph, node, scatter, simple
+from lint.test_rules import CASES, NAMES, Case, Graph, node, simple
 from specrt.engine.tensorrt.library import Library, is_installed, open_library
 from specrt_export.lint import lint
 from specrt_export.lint.rules import OWN, UNSUPPORTED
@@ -124,22 +124,6 @@ def test_unsupported_operators_are_those_of_the_parser(library: Library) -> None
     names = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""}
     assert {name for name in names if not parser.supports_operator(name)} == UNSUPPORTED
     assert all(parser.supports_operator(name) for name in OWN)
-
-
-def test_what_the_parser_takes_besides_is_clean(library: Library) -> None:
-    """Operators of its own, and any version of the file format."""
-    weight, domain = onnx.numpy_helper.from_array(np.ones(4, np.float32), "g"), "com.microsoft"
-    plain = node("SimplifiedLayerNormalization", ["x", "g"], ["y"], domain=domain, axis=-1)
-    skip = node("SkipSimplifiedLayerNormalization", ["x", "x", "g"], ["y"], domain=domain)
-    cache, newer = scatter(), simple(node("Relu", ["x"], ["y"]))
-    newer.ir_version = 99
-    cache.graph.node[0].op_type, cache.graph.node[0].domain = "TRT_KVCacheUpdate", "trt"
-    del cache.graph.node[0].attribute[:]
-    cache.opset_import.append(onnx.helper.make_opsetid("trt", 1))
-    norms = (simple(n, tensors=[weight], domain=domain) for n in (plain, skip))
-    for graph in (*norms, cache, newer):
-        assert attempt(library, graph, ((1, 4, 8),)).refusal == ""
-        assert lint(graph) == []
 
 
 @pytest.mark.parametrize(

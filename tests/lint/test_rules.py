@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -464,19 +463,3 @@ def test_what_is_no_graph_is_refused(tmp_path: Path, capsys: Said) -> None:
     assert "external data" in refusal(path), "unread"
     assert "cannot be read" in refusal(tmp_path / "none.onnx")
     assert "is a folder" in refusal(tmp_path)
-
-
-def test_external_data_is_looked_for_beside_the_graph(
-    tmp_path: Path, draft: tuple[Path, Path], capsys: Said
-) -> None:
-    path = Path(shutil.copy(draft[0], tmp_path))
-
-    def rules() -> list[str]:
-        cli.run(["lint", str(path), "--json"])
-        return [found["rule"] for found in json.loads(capsys.readouterr().out)]
-
-    assert "weight-missing" not in rules(), "the weights of a portable graph lie elsewhere"
-    model = onnx.load(path, load_external_data=False)
-    del model.metadata_props[:]
-    path.write_bytes(model.SerializeToString())
-    assert rules().count("weight-missing") == 1

@@ -132,11 +132,9 @@ def test_some_tokens_are_scored_as_all_are(
 
 
 MIXED = [
-    Precision.of("int8", block=64),
     Precision.of("int4", block=128),
     Precision.of("int4", embedding="bf16", head="int8", block=64),
     Precision.of("int8", embedding="int4", head="fp16"),
-    Precision.of("fp32", head="int8", block=128),
     Precision.of("int8", per_row=True),
     Precision.of("fp8"),
     Precision.of("fp8", per_row=True),

@@ -9,11 +9,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
-from specrt.engine.ort.cuda_engine import CAPTURED
+from lower.lowering import MAX_LENGTH, Case, Lowering
 from specrt.errors import BuildError
 from specrt_export.check.equivalence import TOLERANCES
 from specrt_export.compile import ort_cuda_compiler
@@ -21,7 +18,7 @@ from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.lower.half import TYPES, narrowed
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
-from specrt_export.portable.graph import facts_of, geometry_of, read_graph, runs_here
+from specrt_export.portable.graph import geometry_of, read_graph, runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
 
@@ -55,27 +52,6 @@ def stays_on_device(model: onnx.ModelProto) -> bool:
     return {n.op_type for n in model.graph.node} <= known and all(v in constants for _, v in read)
 
 
-@pytest.mark.parametrize("compute", ["fp16", "bf16"])
-def test_only_scores_are_fp32_and_nothing_leaves_the_device(
-    draft: tuple[Path, Path], tmp_path: Path, compute: str
-) -> None:
-    case = lowered(*draft, tmp_path, Lowering("ort-cuda", compute))
-    model, kind = case.model, TYPES[compute]
-    assert {t.data_type for t in model.graph.initializer} & {FLOAT, FP16, BF16} == {kind}
-    scores = {"logits": FLOAT, "confidence": FLOAT, "lengths": onnx.TensorProto.INT32}
-    for value in [*model.graph.input, *model.graph.output]:
-        found = value.type.tensor_type.elem_type
-        cache = value.name.removeprefix("present_").startswith(("key.", "value."))
-        assert found == (kind if cache else scores.get(value.name, onnx.TensorProto.INT64))
-    assert stays_on_device(model)
-    totals = {t.name: t for t in model.graph.initializer}
-    attention = [n for n in model.graph.node if n.op_type == "GroupQueryAttention"]
-    for node in attention:
-        assert node.input[5] == "lengths"
-        assert onnx.numpy_helper.to_array(totals[node.input[6]]).tolist() == [MAX_LENGTH]
-    assert facts_of(model)[CAPTURED] == "5"
-
-
 @pytest.mark.skipif(not runs_here(), reason="this ONNX Runtime cannot run portable graphs")
 def test_whole_numbers_are_multiplied_with_halves(draft: tuple[Path, Path], tmp_path: Path) -> None:
     precision, compute = Precision.of("bf16", head="int8", embedding="int4"), "bf16"
@@ -98,15 +74,6 @@ def test_what_the_kernels_do_not_take_is_refused_first(
     with pytest.raises(BuildError, match="heads of 264, and ort-cuda needs multiples of 8"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH)
     assert not (tmp_path / "out").exists()
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(width=32), min_size=1, max_size=40))
-def test_bf16_is_rounded_as_others_round_it(values: list[float]) -> None:
-    array = np.array(values, np.float32)
-    found = narrowed(in_memory("w", array), BF16).load().view(ml_dtypes.bfloat16)
-    wanted = array.astype(ml_dtypes.bfloat16)
-    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
 
 def test_a_weight_beyond_fp16_is_named() -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from lower.lowering import NEW, OLD, Lowering, lowered
 from shared import nightly_but
-from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.lint import lint
 from specrt_export.lower.lazy_tensor import ENGINE
-from specrt_export.lower.tensorrt_lowering import form_of, mark_decomposable
+from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable.graph import read_graph, runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
@@ -24,24 +23,36 @@ from specrt_export.quantize.quantizer import quantize
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
 )
-FORMS = pytest.mark.parametrize("version", [NEW, OLD], ids=["native", "decomposed"])
 
 
 @needs_reference
-@FORMS
 @pytest.mark.parametrize(
-    ("precision", "least", "most"),
-    # bf16 runs widened on a CPU: only what was stored narrower than the checkpoint's bf16 shows.
-    [("fp16", 1e-5, 2e-3), ("bf16", 0, 2e-2), ("int4", 1e-5, 2e-3), ("fp8", 1e-5, 2e-3)],
+    ("precision", "version", "least", "most"),
+    [
+        ("fp32", OLD, 0, 1e-5),
+        ("fp16", NEW, 1e-5, 2e-3),
+        # Widened on a CPU: only what was stored narrower than the checkpoint's bf16 shows.
+        ("bf16", OLD, 0, 2e-2),
+        ("int8", NEW, 1e-5, 2e-3),
+        ("int4", OLD, 1e-5, 2e-3),
+        ("fp8", NEW, 1e-5, 2e-3),
+    ],
 )
-def test_reduced_precision_stays_near(
-    draft: tuple[Path, Path], tmp_path: Path, version: str, precision: str, least: float,
+def test_reduced_precision_stays_near_in_a_graph_that_is_clean(
+    draft: tuple[Path, Path], tmp_path: Path, precision: str, version: str, least: float,
     most: float,
 ) -> None:  # fmt: skip
     case = lowered(*draft, tmp_path, Lowering("tensorrt", precision, version=version))
     assert least < case.error() < most
     whole = precision in ("int8", "int4", "fp8")
     assert case.lowered.fused["quantized"] == ("9/9" if whole else "0/9")
+    model, folder = case.model, case.lowered.folder
+    # Two heads, or fp32, have no kernel of their own.
+    kernel = {"attention-kernel"} if version == NEW else set()
+    assert {finding.rule for finding in lint(model, (11, 0), folder)} == kernel
+    mark_decomposable(model)
+    for one in [(10, 15) if version == NEW else (10, 3), (11, 0)]:
+        assert lint(model, one, folder) == []
 
 
 @needs_reference
@@ -116,21 +127,6 @@ def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path) -> N
     assert all(scale.dtype == np.float16 and (scale != 0).all() for scale in scales)
 
 
-@FORMS
-@pytest.mark.parametrize("precision", ["fp16", "fp32", "int8", "int4"])
-def test_lowered_graphs_are_clean(
-    draft: tuple[Path, Path], tmp_path: Path, precision: str, version: str
-) -> None:
-    case = lowered(*draft, tmp_path, Lowering("tensorrt", precision, version=version))
-    model, folder = case.model, case.lowered.folder
-    # Two heads, or fp32, have no kernel of their own.
-    kernel = {"attention-kernel"} if version == NEW else set()
-    assert {finding.rule for finding in lint(model, (11, 0), folder)} == kernel
-    mark_decomposable(model)
-    for one in [(10, 15) if version == NEW else (10, 3), (11, 0)]:
-        assert lint(model, one, folder) == []
-
-
 def test_what_is_no_token_is_looked_up_as_the_first(
     draft: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -140,8 +136,3 @@ def test_what_is_no_token_is_looked_up_as_the_first(
         none, zero, end = (engine.forward([[5, t, 7]], 0).logits.copy() for t in (-1, 0, last))
     np.testing.assert_array_equal(none, zero)
     assert not np.array_equal(none, end)
-
-
-def test_the_form_follows_the_version() -> None:
-    assert form_of((10, 14, 9)) == form_of((10, 3)) == DECOMPOSED
-    assert form_of((10, 15)) == form_of((11, 4, 0, 106)) == NATIVE

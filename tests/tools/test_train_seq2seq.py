@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,10 +16,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from itn.task import pairs
-from seq2seq.model import encode, load_model, logits_of
-from seq2seq.pairs import TokenPairs
-from seq2seq.tokenizer import load_tokenizer
 from train_pair import main
 
 SMALL = ["--batch", "4", "--minutes", "1000", "--save-every", "0", "--tests", "2"]
@@ -70,34 +64,7 @@ def test_a_pair_loads_in_transformers_and_its_draft_has_the_targets_encoder(out:
     assert {"overlap", "same_first", "draft_loss"} < set(report["draft"])
 
 
-def test_padding_changes_no_logits(out: Path) -> None:
-    model, tokenizer = load_model(out / "target"), load_tokenizer(out / "tokenizer.json")
-    tokens = TokenPairs.cut(tokenizer, list(islice(pairs(9), 5)))
-    lengths = np.diff(tokens.arrays["answer_begins"])
-    with torch.no_grad():
-        together = logits_of(model, *_encoded(model, tokens, range(5)))
-        alone = [logits_of(model, *_encoded(model, tokens, [i])) for i in range(5)]
-    assert [len(each) for each in alone] == lengths.tolist()
-    # Products in bfloat16.
-    assert torch.allclose(together, torch.cat(alone), atol=0.05)
-
-
-def _encoded(
-    model: transformers.T5ForConditionalGeneration, tokens: TokenPairs, indices: range | list[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    sources, answers = tokens.batch(indices)
-    return sources, encode(model, sources), answers
-
-
-def test_every_pair_is_trained_on_as_often(out: Path) -> None:
-    tokens = TokenPairs.load(out / "train.npz")
-    assert len(tokens) == 60
-    steps = 80  # four times all pairs, five times what is drawn together
-    rows = [row for step in range(steps) for row in tokens.training_batch(step, 3, 1)[1].tolist()]
-    seen = sorted(tuple(token for token in row if token) for row in rows)
-    assert seen == sorted(4 * [tuple(tokens.row("answer", i).tolist()) for i in range(60)])
-
-
+@pytest.mark.nightly
 def test_a_killed_run_continues_to_what_an_unbroken_one_gives(out: Path, tmp_path: Path) -> None:
     weights = []
     for name, steps in (("whole", (4,)), ("broken", (2, 4))):
@@ -121,14 +88,3 @@ def test_what_is_missing_or_of_another_shape_is_told(out: Path, tmp_path: Path) 
     ):
         result = run(*arguments)
         assert (result.exit_code, message in result.output) == (2, True), result.output
-
-
-def test_prompts_are_written_for_specrt(tmp_path: Path) -> None:
-    from specrt.text.prompt_file import read_prompts
-
-    path = tmp_path / "prompts.jsonl"
-    assert run("prompts", path, "--count", 3, "--sentences", 1).exit_code == 0
-    expected = list(islice(pairs(2, True, (1,)), 3))
-    assert [(p.text, p.completion) for p in read_prompts(path)] == [
-        (pair.source, pair.answer) for pair in expected
-    ]

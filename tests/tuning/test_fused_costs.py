@@ -70,19 +70,10 @@ def test_costs_of_whole_rounds_are_told_apart(clock: Clock) -> None:
         assert both.verify(gamma) == pytest.approx(verify + drafts, abs=2)
 
 
-def test_drafts_that_take_no_time_in_a_launch_cost_something(clock: Clock) -> None:
-    """A record of drafts for nothing would be taken for a damaged one."""
-    free = Prices(CHEAP.target, lambda width: 0)
-    models = replace(models_of(timed_pair(clock, free, 0.0)), gammas=(0, 4))
-    costs = measure_costs(models, clock=clock)
-    assert min(map(round, costs.draft_ns[1:])) >= 1
-
-
 @pytest.mark.parametrize(
     ("prices", "closeness", "drafter", "temperature", "most"),
     [
         (DEAR, 1.0, "model", 1.0, 1.06),
-        (CHEAP, 1.0, "model", 0.0, 0.6),
         (DEAR, 0.0, "ngram", 0.0, 0.75),  # lookup does not pay for a draft model
     ],
     ids=["dear", "cheap", "lookup"],

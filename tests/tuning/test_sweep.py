@@ -49,15 +49,6 @@ def models(draft: bool = True) -> Models:
     return Models(target, near(target, 1, 0.8) if draft else None, tuple(range(9)))
 
 
-def test_everything_is_tried_where_it_is_cheap() -> None:
-    effort = plan_effort(models(), COSTS.scaled(0.5), 40, quick=False)
-    drafters = ("model", "ngram", "cascade")
-    every = {Candidate(d, g) for d in drafters for g in (*range(1, 9), AUTO)}
-    assert (effort.candidates[0], {*effort.candidates[1:]}) == (PLAIN, every)
-    lone = plan_effort(models(draft=False), COSTS, 40, quick=False)
-    assert {candidate.drafter for candidate in lone.candidates} == {"none", "ngram"}
-
-
 @settings(max_examples=40)
 @given(plain_ns=st.floats(1e4, 1e10), prompts=st.integers(4, 500), quick=st.booleans())
 def test_slow_models_get_shorter_sweeps(plain_ns: float, prompts: int, quick: bool) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from specrt.bundle import Bundle, read_manifest
 from specrt.engine.backends import backend_named
@@ -109,28 +107,6 @@ def test_damage_is_ignored_without_waiting(bundle: Bundle, tuning: Tuning) -> No
     place.unlink()
     os.mkfifo(place)
     assert "not a file" in ignored(bundle)
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=5,
-)
-
-
-@given(data=st.data(), junk=JUNK)
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_no_damage_is_ever_an_error(
-    bundle: Bundle, tuning: Tuning, data: st.DataObject, junk: object
-) -> None:
-    record = json.loads(tuning.to_json())
-    part = data.draw(st.sampled_from([record, record["machine"], record["settings"][1]]))
-    part[data.draw(st.sampled_from(sorted(part)))] = junk
-    (bundle.path / FILE_NAME).write_text(json.dumps(record))
-    found, _ = read_tuning(bundle, THREADS)
-    assert found.costs.plain_ns > 0 if found else ignored(bundle)
 
 
 no_room = Mock(side_effect=OSError(28, "No space left on device"))
