@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import pytest
 from compile.plans import CANDIDATES, GAMMAS, Planned, make
 from lower.lowering import MAX_LENGTH, OLD
 from specrt.bundle import Geometry
-from specrt.engine.tensorrt.engine_record import Compiled
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
 from specrt_export.compile import tensorrt_compiler
@@ -127,52 +125,6 @@ def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
     # Whatever layouts the profiles want; the constants of TensorRT's own take the rest.
     if name == "target":
         assert record.weight_bytes < 1.02 * made.graph.with_name(WEIGHTS).stat().st_size
-
-
-def repeated(compiled: Compiled) -> int:
-    """Return how many kernels repeat keys or values for the queries that share them."""
-    return sum(
-        k.count
-        for k in compiled.kernels
-        if re.fullmatch(r"__myl_.*Resh.*Repl.*Move.*", k.name) and "Iota" not in k.name
-    )
-
-
-@pytest.mark.nightly
-def test_attention_of_wide_passes_as_a_recipe_asks(
-    source: Source, library: Library, tmp_path: Path
-) -> None:
-    """Grouped queries repeat no keys; each KV length has the profiles of all passes."""
-    shape = geometry_of(read_graph(source("target")[0]))
-    made = {
-        name: make(source("target"), "target", "fp16", tmp_path / name, library, **options).record
-        for name, options in (
-            ("plain", {}),
-            ("lengths", {"kv_lengths": (64,)}),
-            ("both", {"kv_lengths": (64,), "grouped_queries": True}),
-        )
-    }
-    launches = {
-        name: {one.profile: one.launches for one in record.compiled}
-        for name, record in made.items()
-    }
-    assert made["lengths"].kv_lengths == (64, MAX_LENGTH)
-    for record in (made["lengths"], made["both"]):
-        assert [p.name for p in record.profiles] == [
-            "prefill",
-            *(f"{name} of {length}" for name in ("decode", "verify 1", "verify 4")
-              for length in (64, MAX_LENGTH)),
-        ]  # fmt: skip
-    for name, record in made.items():
-        for one in record.compiled:
-            decodes = one.profile.startswith("decode")
-            wanted = "gemv" if decodes and name != "both" else "gemm"
-            assert one.attention == wanted, (name, one.profile)
-            if not decodes and name != "lengths":
-                assert repeated(one) == (2 * shape.layers if name == "plain" else 0)
-    # What reads the whole buffer is as it was without the choice.
-    for name in ("decode", "verify 1", "verify 4"):
-        assert launches["lengths"][f"{name} of {MAX_LENGTH}"] == launches["plain"][name]
 
 
 @pytest.mark.parametrize("case", ["draft-int8", pytest.param("draft-int4", marks=NIGHTLY)])

@@ -96,29 +96,6 @@ def test_a_quantized_pair_is_measured_shown_and_lossless(ask: Ask, text: Path, o
     assert not is_fresh(recipe, out)
 
 
-@pytest.mark.nightly
-@needs_reference
-def test_zeros_lose_less_and_are_lossless_with_every_quantizer(
-    ask: Ask, text: Path, engines: Path, out: Path
-) -> None:
-    shutil.copyfile(engines / "codelet" / "calibration.jsonl", text)
-    plain = replace(ask("int4"), draft=None)
-    recipes = [replace(plain, target=replace(plain.target, symmetric=s)) for s in (True, False)]
-    engine = replace(plain.engine, quantizer="gptq")
-    kls = []
-    for recipe in [*recipes, *(replace(one, engine=engine) for one in recipes)]:
-        build(recipe, out)
-        target = Bundle.open(out).manifest.target
-        assert target.quality is not None
-        kls.append(target.quality.kl)
-        if not recipe.target.symmetric:
-            assert complete(out) == complete(out, gamma=0)
-            assert not target.symmetric
-            assert "32 weights to a scale, int4 with a zero besides" in shown(out)
-    assert kls[1] < kls[0]
-    assert kls[3] < min(kls[1], kls[2])
-
-
 @needs_reference
 @pytest.mark.parametrize(
     "bound", nightly_but(["max_kl = 0.02"], ["max_kl = 0.02", "max_bytes = 1_500_000"])

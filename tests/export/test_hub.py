@@ -15,7 +15,6 @@ import pytest
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.hub import (
-    CONFIG_FILES,
     WANTED_FILES,
     download,
     gguf_files,
@@ -23,7 +22,7 @@ from specrt_export.checkpoint.hub import (
     look_up,
 )
 from specrt_export.checkpoint.hub_cache import cache, cached_snapshot, repository
-from support.loopback_hub import COMMIT, LoopbackHub, listed, served
+from support.loopback_hub import COMMIT, LoopbackHub, served
 
 TENSOR = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 WEIGHTS = len(TENSOR).to_bytes(8, "little") + TENSOR + bytes(4)
@@ -112,15 +111,6 @@ def test_a_cut_at_every_byte_goes_on_there(hub: LoopbackHub, again: bool) -> Non
         assert not list(blob.parent.glob("*.incomplete"))
 
 
-@pytest.mark.parametrize("left", [b"x" * 9, b"x" * 10_000, WEIGHTS[:-1] + b"!"])
-def test_what_was_left_of_something_else_does_not_stay(hub: LoopbackHub, left: bytes) -> None:
-    blob = listed("model.safetensors", WEIGHTS)["lfs"]["sha256"]
-    part = repository("owner/tiny") / "blobs" / f"{blob}.incomplete"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(left)
-    assert (fetch() / "model.safetensors").read_bytes() == WEIGHTS
-
-
 def test_a_hub_without_ranges_sends_the_file_again(hub: LoopbackHub) -> None:
     hub.whole, hub.cuts = True, [9, 9, 9]
     assert contents(fetch()) == {name: FILES[name] for name in WANTED}
@@ -176,17 +166,6 @@ def test_what_the_hub_refuses_is_one_line(
         Checkpoint.open(refusal.model, refusal.revision)
     assert str(caught.value).startswith(f"there is no folder {refusal.model}, and ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_token_opens_what_is_gated_and_limits_are_waited_for(
-    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("specrt_export.checkpoint.hub.time.sleep", waits.append)
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    hub.answers = [(429, {"Retry-After": "3"}), (429, {"RateLimit": '"api";r=0;t=55'}), (503, {})]
-    assert contents(download("owner/shut", None, CONFIG_FILES)).keys() == {"config.json"}
-    assert waits == [3, 55, 4]
 
 
 def test_without_a_network_what_is_here_serves(

@@ -118,45 +118,6 @@ def test_a_quantized_target_beside_a_draft_on_the_cpu(
     assert host_bytes(manifest) == manifest.draft.weight_bytes + kept
 
 
-def graph_scales(folder: Path) -> dict[int, list[Any]]:
-    """Return the scales of a graph by the type of their codes."""
-    model = onnx.load(folder / ENGINE)
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    found: dict[int, list[Any]] = {}
-    for node in model.graph.node:
-        if node.op_type == "DequantizeLinear":
-            kind = tensors[node.input[0]].data_type
-            found.setdefault(kind, []).append(onnx.numpy_helper.to_array(tensors[node.input[1]]))
-    return found
-
-
-@pytest.mark.nightly
-def test_every_scale_of_a_plan_is_positive_whatever_the_recipe_says(
-    read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of layers, tables and heads, in one block or many, and next to a draft for a CPU in int4."""
-    graphs: list[dict[int, list[Any]]] = []
-    build_plan = plan.build_plan
-
-    def noted(graph: Path, *given: Any, **named: Any) -> Any:
-        graphs.append(graph_scales(graph.parent))
-        return build_plan(graph, *given, **named)
-
-    monkeypatch.setattr(plan, "build_plan", noted)
-    recipe = read_pair(calibrated, precision='"int4"', gammas="[1]")
-    assert recipe.draft is not None
-    ends = replace(recipe.target, embedding="int4", head="int4", block=32)
-    cpu = replace(recipe.draft, backend="ort-cpu")
-    for target, draft in ((ends, recipe.draft), (replace(recipe.target, embedding="fp8"), cpu)):
-        build(replace(recipe, target=target, draft=draft), out)
-    kinds = onnx.TensorProto.INT4, onnx.TensorProto.INT8, onnx.TensorProto.FLOAT8E4M3FN
-    assert {kind for graph in graphs for kind in graph} == set(kinds)
-    assert sum(len(graph[onnx.TensorProto.INT4]) for graph in graphs) > 20
-    for graph in graphs:
-        for scales in graph.values():
-            assert all((scale > 0).all() for scale in scales)
-
-
 def test_passes_that_read_a_part_of_the_kv_buffers(
     read_pair: Callable[..., Recipe], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

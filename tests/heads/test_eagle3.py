@@ -106,31 +106,6 @@ def test_each_flag_computes_what_it_says(
     assert check_head(head, *exported(head, tmp_path)) < 1e-4
 
 
-@pytest.mark.nightly
-def test_layers_of_another_type_and_more_of_them(tmp_path: Path, target: Path) -> None:
-    torch.manual_seed(2)
-    made, size = tensors(), WIDTH // LAYER["num_attention_heads"]  # type: ignore[operator]
-    second = {
-        name.replace("layers.0.", "layers.1."): tensor.clone()
-        for name, tensor in made.items()
-        if name.startswith("layers.0.") and "hidden_norm" not in name
-    }
-    for name in ("q_proj", "k_proj", "v_proj"):
-        key = f"layers.1.self_attn.{name}.weight"
-        second[key] = second[key][:, :WIDTH].clone()
-    norms = {
-        f"layers.{i}.self_attn.{n}_norm.weight": 1 + 0.1 * torch.randn(size)
-        for i in (0, 1)
-        for n in "qk"
-    }
-    layer = {**LAYER, "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": size}
-    folder = save_head(
-        tmp_path / "head", weights={**made, **second, **norms}, transformer_layer_config=layer
-    )
-    head = opened(folder, target)
-    assert check_head(head, *exported(head, tmp_path)) < 1e-4
-
-
 def test_both_formats_say_the_same(tmp_path: Path, target: Path) -> None:
     weights = tensors()
     heads = [

@@ -25,7 +25,6 @@ from specrt.engine.protocol import Feed
 from specrt.engine.tensorrt.engine import TensorRtEngine
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, read_engine_record
 from specrt.engine.tensorrt.feature_buffer import FeatureBuffer
-from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.head import HeadStates, TensorRtHead
 from specrt.engine.tensorrt.library import NATIVE
 from specrt.errors import BuildError, EngineError
@@ -41,7 +40,7 @@ from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
-from support.gpu_double import MADE, RTX, DoubleDevice, GraphMachine, kept_graphs
+from support.gpu_double import MADE, RTX, GraphMachine, kept_graphs
 
 GAMMAS, PREFILL = (1, 2, 4), 12
 STAGES = "stages.txt"
@@ -290,34 +289,6 @@ def test_texts_and_rounds_are_those_of_a_cpu(
         assert one == other, number
 
 
-def test_nothing_of_a_draft_comes_to_the_host_but_its_tokens(
-    gpu: GraphMachine, load: Callable[..., Generator], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Greedy rounds: of each pass the staged results, and no scores, features or states."""
-    fetched: list[int] = []
-    with load() as generator:
-        params = SamplingParams(max_tokens=30, ignore_eos=True)
-        for _ in range(3):  # until passes of all sizes were captured
-            generator.generate(PROMPTS[0], params, gamma=4, drafter="model")
-        transfer = DoubleDevice.transfer
-
-        def noted(self: Any, to: int, source: int, size: int, *, sends: bool) -> None:
-            fetched.extend([size] * (not sends))
-            transfer(self, to, source, size, sends=sends)
-
-        monkeypatch.setattr(DoubleDevice, "transfer", noted)
-        monkeypatch.setattr(DoubleDevice, "read", lambda *_: pytest.fail("scores were read"))
-        for plan in gpu.plans.values():
-            plan.passes.clear()
-        launched = gpu.cuda.calls["cudaGraphLaunch"]
-        generator.generate(PROMPTS[0], params, gamma=4, drafter="model")
-        launched = gpu.cuda.calls["cudaGraphLaunch"] - launched
-        assert launched + len(fetched) == sum(len(plan.passes) for plan in gpu.plans.values())
-        assert launched > 10 * len(fetched)
-        assert {width for width, _ in gpu.plans["draft"].passes} > {1}
-        assert generator.models.rounds is None  # no round is one launch
-
-
 def test_rounds_of_a_head_are_timed(load: Callable[..., Generator]) -> None:
     """From a position that no text led to."""
     with load() as generator:
@@ -420,23 +391,6 @@ def test_plans_are_built_in_every_precision(
         drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if kind == "head" else [])]
         assert places == (drafts if role == "draft" else [(12, 3), (1, 1), (3, 3)])
         assert findings(folder.parent / MADE / role) == []
-
-
-@pytest.mark.nightly
-def test_a_trimmed_draft_model_drafts_what_it_drafts_on_a_cpu(
-    load: Callable[..., Generator], built: Built, trimmed: Path
-) -> None:
-    """Greedy rounds in one launch each; sampled ones pass by pass, from the scores themselves."""
-    with specrt.load(built(backend="ort-cpu", draft=trimmed), threads=1) as generator:
-        wanted = answers(generator)
-    with load(draft=trimmed) as generator:
-        found = answers(generator)
-        rounds = generator.models.rounds
-        assert isinstance(rounds, CapturedRounds)
-        assert rounds.cuda_graphs is not None
-        assert rounds.cuda_graphs.captured > 0
-    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        assert one == other, number
 
 
 @pytest.mark.parametrize(
