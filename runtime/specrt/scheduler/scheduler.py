@@ -147,9 +147,8 @@ class Scheduler:
         """What the plan is for."""
         self._rest = self._plain_steps = self._plain_ns = 0
         """Steps that it is still good for, and plain ones since it was made."""
-        self._drafted = False
-        """Whether the last step drafted: the next takes longer than plain decoding, even if plain.
-        """
+        self._warm = False
+        """Whether the last step was a plain one of the same rows: after others it takes longer."""
         if rounds is engine_rounds and len(self._slots) > 1:
             most, padded = max(models.gammas), not packs(models.target)
             costs = models.costs or Costs.assume(most)
@@ -317,6 +316,7 @@ class Scheduler:
         shared.begin(max(1, len(active)), drafting)
         adapt = all(r.policies is not None and r.policies.adapts for r in decoding)
         measured = adapt and len(decoding) == len(active)
+        self._warm = self._warm and measured and active == self._planned
         self._planned, self._rest = active, shared.rest if measured else 0
         return measured
 
@@ -327,11 +327,11 @@ class Scheduler:
         if shared is None or len(done) < len(rounds):
             return
         drafted, draft_ns = [r.drafted for r in done], executor.draft_ns
-        after_draft, self._drafted = self._drafted, executor.draft_passes > 0 or any(drafted)
+        warm, self._warm = self._warm, not executor.draft_passes and not any(drafted)
         if executor.read_prompt or len(done) < slots:  # some slots waited for others to read
             draft_ns = ns
-        elif not self._drafted:
-            if not after_draft:
+        elif self._warm:
+            if warm:
                 self._plain_steps, self._plain_ns = self._plain_steps + 1, self._plain_ns + ns
             return
         passes = 0 if any(r.caught_up for r in done) else executor.draft_passes

@@ -108,7 +108,7 @@ class AutoGamma:
         pays = self._gamma or (self._acceptance.has_confidence and self._pays(0))
         if pays and step.room * (1 / self._floor - 1 / self.rate) >= reading:
             self._probe_loss = 0.0
-            due = self._rival is None and not shares and step.plain_due()
+            due = step.first if shares else self._rival is None and step.plain_due()
             return 0 if due else self._most
         if not self._most:
             return 0

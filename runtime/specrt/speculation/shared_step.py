@@ -106,8 +106,8 @@ class Company:
         """Tokens that drafts were worth, by those expected, as far as that is less and no noise."""
         self.steps_drafted = self.steps_idle = 0
         """Steps in a row that drafted, and that did not."""
-        self.plain_plans = 0
-        """Plans in a row by which no row drafts, because it does not pay."""
+        self.plans = self.plain_plans = 0
+        """How many there were, and those in a row by which no row drafts, as it does not pay."""
         self.probe_loss = 0.0
         self.gain = inf
         """By how many times plain steps' tokens the best plan makes more than it must."""
@@ -170,6 +170,7 @@ class SharedStep:
             self._companies[rows] = Company(self._costs, rows, self._most)
         self.company = self._companies[rows]
         if rows > 1:
+            self.company.plans += 1
             self.floor = self.rate = self.price = rows / self.company.verify[0]
             ranked = sorted(drafting, key=lambda row: row.policy.tokens[1], reverse=True)
             self._chosen = self._choose(ranked) or self._probe(ranked)
@@ -266,7 +267,13 @@ class SharedStep:
         loss = self.rate / self.floor - 1.0
         counted = loss * (1.0 + loss / DOUBT)
         due = self.company.steps_drafted >= min(MAX_DRAFTING, counted / PROBING)
-        return due or (self.rows > 1 and not self.company.times[0])
+        return due or self.first
+
+    @property
+    def first(self) -> bool:
+        """Whether no plain step of so many rows was timed yet, though some may have been."""
+        company = self.company
+        return self.rows > 1 and not company.times[0] and company.plans <= TRUST
 
     def drafts(self, policy: Expecting) -> bool:
         """Tell whether a row drafts by passes in this step."""

@@ -60,7 +60,8 @@ int AutoGamma::most_worth() {
   const bool worth = gamma_ > 0 || (acceptance_.has_confidence() && pays(0));
   if (worth && step_->room * (1 / floor_ - 1 / rate_) >= reading) {
     probe_loss_ = 0;
-    return !rival_ && !shares && step_->plain_due() ? 0 : most;
+    const bool due = shares ? step_->first() : !rival_ && step_->plain_due();
+    return due ? 0 : most;
   }
   if (most_ == 0) return 0;
   const double lost = (total_[1] + reading) * floor_ - acceptance_.tokens()[1];

@@ -76,6 +76,7 @@ void SharedStep::begin(int number, const std::vector<DraftingRow>& rows_drafting
     room = may_draft ? rows_drafting[0].room : 0;
     return;
   }
+  ++company_->plans;
   floor = rate = price = rows / company_->verify[0];
   std::vector<DraftingRow> ranked = rows_drafting;
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& one, const auto& other) {
@@ -190,8 +191,12 @@ double SharedStep::draft_ns(std::size_t number, std::size_t passes) const {
 
 bool SharedStep::plain_due() const {
   const double loss = rate / floor - 1.0, counted = loss * (1.0 + loss / kDoubt);
-  if (rows > 1 && company_->plain_times() == 0) return true;
-  return static_cast<double>(company_->steps_drafted) >= std::min(kMaxDrafting, counted / kProbing);
+  return first() ||
+         static_cast<double>(company_->steps_drafted) >= std::min(kMaxDrafting, counted / kProbing);
+}
+
+bool SharedStep::first() const {
+  return rows > 1 && company_->plain_times() == 0 && company_->plans <= kTrust;
 }
 
 bool SharedStep::drafts(const Acceptance& row) const {

@@ -52,7 +52,8 @@ class Company {
   StepOutcome plain{0.05 * 0.05}, drafting{1 / kTrust};
   double worth = 1;  // tokens that drafts were worth, of those expected
   std::int64_t steps_drafted = 0, steps_idle = 0;  // in a row
-  int plain_plans = 0;                             // in a row, by which it pays to draft nothing
+  int plans = 0;
+  int plain_plans = 0;  // in a row, by which it pays to draft nothing
   double probe_loss = 0;
   double gain = INFINITY;  // by how many times plain steps' tokens the best plan makes more
 
@@ -87,6 +88,8 @@ class SharedStep {
   void settle(const StepTimes& step);
   // Whether to see again what a plain step comes to, where drafting pays.
   bool plain_due() const;
+  // Whether no plain step of so many rows was timed yet, though some may have been.
+  bool first() const;
   // Whether a row drafts by passes in this step.
   bool drafts(const Acceptance& row) const;
   Company& company() const { return *company_; }
