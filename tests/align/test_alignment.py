@@ -37,9 +37,7 @@ from specrt_export.align.alignment import (
 from specrt_export.align.draft_sources import DraftSource
 from specrt_export.align.prediction import (
     MeasuredCosts,
-    TextAcceptance,
     accepted,
-    by_position,
     rounds_of,
     tokens_per_round,
 )
@@ -52,7 +50,6 @@ from support.builds import build
 from support.quantized_folders import Gptq, write_folder
 
 QUICK = TrainingOptions(steps=60, rate=3e-3, batch=1024)
-RATES = {"draft": 0.03, "head": 0.01, "layers": 0.003}
 
 Aligned = Callable[..., tuple[Alignment, DraftSource, Outcome]]
 
@@ -196,19 +193,6 @@ def test_a_draft_that_stays_as_it_is_is_as_fast(
         assert whole.speeds[2] > whole.tokens_per_round[2] / MEASURED.round_ns(2) * 1e9
 
 
-def test_texts_that_lookup_drafts_are_no_gain_of_a_draft() -> None:
-    """Rounds of a text by hand: where lookup is right, wrong, and finds nothing."""
-    accepted_at = np.array([[0, 1, 0, 1, 1, 0, 1, 1]], bool)
-    looked = np.array([-1, 2, -1, -1, -1, 0, -1, -1], np.int16)
-    text = TextAcceptance(accepted_at, "", looked)
-    told = [(one.accepted, one.emitted, one.asked, one.checked) for one in text.rounds(2)]
-    # lookup copies tokens 1 and 2, then 3 is the target's; 4 is right, 5 wrong; 6 and 7 are right
-    assert told == [(2, 3, 0, 2), (1, 2, 2, 2), (2, 2, 2, 2)]
-    assert by_position(text.rounds(2), 2) == [1.0, 0.5]
-    alone = TextAcceptance(accepted_at, "")
-    assert [one.asked for one in alone.rounds(2)] == [2] * len(alone.rounds(2))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_that_begin_at_some_places_are_those_of_all(
     align: Aligned, traces: Path, kind: str
@@ -229,16 +213,6 @@ def test_drafts_that_begin_at_some_places_are_those_of_all(
         at = torch.searchsorted(places, chosen)
         assert (places[at] == chosen).all()
         torch.testing.assert_close(fewer, states[at], atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_makes_a_draft_better(align: Aligned, kind: str) -> None:
-    _, _, untrained = align(kind, training=replace(QUICK, steps=0, minutes=0.0))
-    _, _, outcome = align(kind, training=replace(QUICK, steps=120, rate=RATES[kind]))
-    assert outcome.after[0].accepted[0] > untrained.after[0].accepted[0] + 0.1
-    assert [one.domain for one in outcome.after] == ["", "even", "odd"]
-    assert outcome.after[0].texts == sum(one.texts for one in outcome.after[1:])
 
 
 class KilledError(Exception):

@@ -5,8 +5,6 @@ Weights are the checkpoint's bit for bit, and logits transformers'.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +32,7 @@ from specrt_export.portable.attachment import attach_graph
 from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe.recipe import read_recipe
-from support import gguf_files, quantized_folders
+from support import gguf_files
 from support.builds import build, is_fresh
 from support.gguf_files import SCORED_VOCABULARY, Store, half, write_model
 from support.quantized_folders import (
@@ -176,20 +174,6 @@ def test_a_head_of_its_own_is_read_though_the_config_ties_it(tmp_path: Path) -> 
     assert np.array_equal(*logits)
 
 
-def test_inputs_are_put_in_order_once_for_layers_that_share_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Layers with orders of their own have their inputs each in its own."""
-    written = write_folder(tmp_path / "model", Gptq(ordered=True))
-    nodes = read_graph(kept(written.folder)[1].graph).graph.node
-    ordered = [n for n in nodes if n.op_type == "Gather" and n.name.endswith("inputs/Gather")]
-    assert len(ordered) == 2 * 4  # queries with keys and values, gate with up, two alone
-    readers = [n.op_type for n in nodes for name in n.input if name == ordered[0].output[0]]
-    assert readers == ["MatMul"] * 3
-    monkeypatch.setattr(quantized_folders, "READS", {})
-    hold_to_transformers(*kept(write_folder(tmp_path / "own", Gptq(ordered=True)).folder))
-
-
 PAIR = RECIPE.replace(
     'checkpoint = "target"', 'checkpoint = "target.gguf"\n[draft]\ncheckpoint = "draft.gguf"'
 )
@@ -222,29 +206,6 @@ def hold_lossless(bundle: Path) -> None:
         texts = [generator.generate(prompt, params, gamma=g).token_ids for g in (0, 1, 3)]
     assert len(texts[0]) == 40
     assert texts[0] == texts[1] == texts[2]
-
-
-@pytest.mark.nightly
-def test_a_pair_of_files_speculates_without_loss(pair: Path, tmp_path: Path) -> None:
-    out, stages = tmp_path / "bundle", list[str]()
-    build(read_recipe(pair), out, lambda stage, done: stages.append(stage))
-    assert {"compare target with transformers", "compare draft with transformers"} <= {*stages}
-    assert is_fresh(read_recipe(pair), out)
-    manifest = Bundle.open(out).manifest
-    for model, guess in zip(manifest.models, estimate(read_recipe(pair)).models, strict=True):
-        assert guess.precision == "stored"
-        assert guess.engine_bytes == pytest.approx(model.weight_bytes, rel=0.1)
-    assert (manifest.target.precision, manifest.target.head) == ("stored", "stored")
-    target = pair.with_name("target.gguf")
-    assert manifest.origins["target"].files == {
-        target.name: hashlib.sha256(target.read_bytes()).hexdigest()
-    }
-    told = CliRunner().invoke(inspect, [str(out)]).output
-    assert all(one.formats in told for one in manifest.origins.values())
-    hold_lossless(out)
-    later = target.stat().st_mtime_ns + 1
-    os.utime(target, ns=(later, later))
-    assert not is_fresh(read_recipe(pair), out)
 
 
 def test_a_folder_speculates_without_loss(tmp_path: Path) -> None:

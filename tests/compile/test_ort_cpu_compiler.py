@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
-from specrt.engine.ort.contrib_engine import ContribEngine
-from specrt.engine.ort.ort_engine import OrtEngine
 from specrt.engine.protocol import Feed
 from specrt_export.check.quality import EngineScorer, measure
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
@@ -139,24 +137,6 @@ def test_what_was_in_the_buffers_before_never_shows(
         engine.copy_row(1, 0, 33)
         (found,) = engine.forward_rows([Feed(0, text[33:], 33, 17)])
         assert np.array_equal(found.logits, clean[2])
-
-
-def test_what_is_compiled_is_for_the_kernels_that_are_here(
-    source: tuple[Path, Path], tmp_path: Path
-) -> None:
-    compiler = Lowering("ort-cpu").compiler()
-    versions = []
-    for name, kind, context in (
-        ("own", OrtEngine, nullcontext), ("contrib", ContribEngine, without_kernels),
-    ):  # fmt: skip
-        with context():
-            versions.append(compiler.versions())
-            one = compile_ort_cpu(*source, tmp_path / name, MAX_LENGTH)
-        with opened(tmp_path / name / ENGINE, one.geometry) as engine:
-            assert isinstance(engine, kind)
-    assert versions[0]["kernels"] != versions[1]["kernels"], "another makes a bundle stale"
-    own, contrib = (logits(tmp_path / name, one.geometry) for name in ("own", "contrib"))
-    np.testing.assert_allclose(own, contrib, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

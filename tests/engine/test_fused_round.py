@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,25 +99,6 @@ def test_a_round_is_its_passes_one_by_one(integrated: bool, options: dict[str, A
             cached = len(committed) - 1
     fused.close()
     single.close()
-
-
-@pytest.mark.parametrize("form", ["native", "decomposed"])
-def test_what_was_captured_is_one_launch_and_one_wait(form: str) -> None:
-    pair = ready(form=form)
-    runs: list[Callable[[], object]] = [
-        partial(pair.target.forward, [[4]], 4), partial(pair.target.forward, [[4] * 5], 4)
-    ]  # fmt: skip
-    if form == "native":
-        runs += [partial(pair.rounds.run, PROMPT[-n:], 5 - n, 5, 4, 3) for n in (1, 2)]
-    parities = 1 if form == "native" else 2
-    for number, run in enumerate(runs, 1):
-        for _ in range(2):  # both parities of the decomposed form
-            run()
-        graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
-        assert graphs == CudaGraphs(captured=parities * number, refusals=())
-        before = pair.device.calls.copy()
-        run()
-        assert pair.device.calls - before == {"cudaGraphLaunch": 1, "cudaStreamSynchronize": 1}
 
 
 def test_a_pass_reads_the_least_length_that_holds_it() -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import specrt
@@ -85,25 +84,6 @@ def test_passes_of_several_kv_lengths_give_the_same_text(site: Site, ran: list[i
             found = generator.generate(PROMPT, params, gamma=gamma)
             assert found.token_ids == plain(target, PROMPT, POSITIONS)
     assert {3, 8} <= set(ran)
-
-
-def test_logprobs_of_whole_rounds_are_those_of_plain_passes(site: Site, ran: list[int]) -> None:
-    target, draft = table_pair(0.9)
-    params = replace(PARAMS, logprobs=3)
-    with specrt.load(site.bundle(target, draft)) as generator:
-        alone = generator.generate(PROMPT, params, gamma=0)
-        for gamma in (1, 4, 8):
-            ran.clear()
-            found = generator.generate(PROMPT, params, gamma=gamma)
-            assert ran
-            assert found.speculation.accepted > 0
-            assert found.logprobs == alone.logprobs
-    assert alone.logprobs is not None
-    tokens = PROMPT + alone.token_ids
-    for at, entry in enumerate(alone.logprobs, len(PROMPT)):
-        scores = target.row(np.array(tokens[:at])).astype(np.float64)
-        expected = scores[tokens[at]] - np.log(np.exp(scores).sum())
-        assert entry[tokens[at]].logprob == pytest.approx(expected, abs=1e-9)
 
 
 def test_nothing_is_left_of_many_openings(site: Site) -> None:

@@ -139,20 +139,6 @@ def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
     assert found[0] == pytest.approx(found[1], rel=1e-2)
 
 
-@needs_reference
-def test_rows_of_a_batch_are_checked_measured_and_run(ask: Ask, out: Path) -> None:
-    recipe = ask("int8")
-    engine = replace(recipe.engine, batch=3, max_length=2048)
-    build(replace(recipe, engine=engine, draft=None), out)
-    manifest = Bundle.open(out).manifest
-    assert (manifest.batch, manifest.target.fused["attention"]) == (3, "2/2")
-    assert manifest.target.quality is not None
-    assert 0 < manifest.target.quality.kl < 0.01
-    with specrt.load(out) as generator:
-        many = generator.generate_many([[1, 2, 3], [4] * 20], SamplingParams(max_tokens=9))
-        assert [c.error for (c,) in many] == [None, None]
-
-
 def test_without_kernels_a_pair_is_lossless_and_stale_once_they_are_there(
     ask: Ask, out: Path
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.cli.inspect import memory
-from specrt.engine.backends import host_bytes
 from specrt.engine.tensorrt.engine_record import FILE_NAME, PLAN, EngineRecord, read_engine_record
 from specrt.engine.tensorrt.library import is_installed, open_library
 from specrt.errors import BuildError, EngineError
@@ -96,26 +95,6 @@ def test_an_older_version_gets_the_simpler_form(
     manifest = Bundle.open(out).manifest
     assert (manifest.draft, manifest.gammas) == (None, (0,))
     assert memory(out, manifest)["kv_bytes"] == 2 * manifest.kv_bytes(), "one set is read"
-
-
-def test_a_quantized_target_beside_a_draft_on_the_cpu(
-    read_pair: Callable[..., Recipe], calibrated: str, out: Path
-) -> None:
-    recipe = read_pair(calibrated, gammas="[3]")
-    target = replace(recipe.target, precision="int8")
-    assert recipe.draft is not None
-    draft = replace(recipe.draft, backend="ort-cpu", precision="fp32")
-    build(replace(recipe, target=target, draft=draft), out)
-    manifest = Bundle.open(out).manifest
-    assert manifest.draft is not None
-    made = manifest.target
-    assert (made.precision, made.per_row, made.block, made.kv_item_bytes) == ("int8", True, 0, 2)
-    assert made.quality is not None
-    assert 0 < made.quality.kl < 0.02
-    assert 0.9 < made.quality.top1 < 1
-    assert (manifest.backend_of(manifest.draft), manifest.draft.kv_item_bytes) == ("ort-cpu", 4)
-    kept = manifest.draft.geometry.kv_bytes(1, manifest.max_length, 4)
-    assert host_bytes(manifest) == manifest.draft.weight_bytes + kept
 
 
 def test_passes_that_read_a_part_of_the_kv_buffers(

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lower.lowering import Case, Lowering, lowered
-from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, architectures, matrix
+from portable.zoo import MODELS, NEIGHBOURS, ODD, Exported, matrix
 from quantize.graphs import FORMATS, in_codes
 from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError
@@ -113,22 +113,6 @@ def test_a_row_has_the_same_bits_at_every_width_and_in_company(
                 lengths[row] += width
         for (row, at, _), found in zip(places, company.run(places) if places else [], strict=True):
             hold_same(found, expected[row], at, f"row {row} of {len(places)} at {at}")
-
-
-@pytest.mark.export
-@pytest.mark.parametrize("name", architectures(*MODELS, *NEIGHBOURS))
-def test_some_tokens_are_scored_as_all_are(
-    exported: Callable[[str], Exported], tmp_path: Path, name: str
-) -> None:
-    one = exported(name)
-    how = Lowering("ort-cpu", "int8")
-    case = lowered(*one.source, tmp_path, how, max_length=LENGTH, prefill=8)
-    graph = Graph(case.lowered.folder / ENGINE, threads=2)
-    text = np.random.default_rng(1).integers(0, one.geometry.vocab_size, LENGTH)
-    every = graph.score(text, range(LENGTH))
-    for rows in ([LENGTH - 1], [3, 1, 30], range(0, LENGTH, 2)):
-        for value, whole in zip(graph.score(text, rows), every, strict=True):
-            assert np.array_equal(value, whole[list(rows)])
 
 
 MIXED = [

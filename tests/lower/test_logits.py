@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from lower.lowering import LOWERINGS, lowered
 from specrt_export.lower.logits import add_argmax, cheapen_argmax, cut_candidates
 from specrt_export.lower.view import GraphView
 
@@ -98,22 +96,3 @@ def test_tensorrt_finds_the_first_of_the_largest_and_the_best_after_it(
     np.testing.assert_array_equal(found["candidates.ids"][clear], order[clear])
     best = np.take_along_axis(logits, order, axis=-1)
     np.testing.assert_array_equal(found["candidates.values"][clear], best[clear])
-
-
-@pytest.mark.parametrize("how", ["cpu", "cuda-fp16", "tensorrt"])
-def test_confidence_is_the_share_of_a_drafts_likeliest_token(
-    draft: tuple[Path, Path], tmp_path: Path, how: str
-) -> None:
-    for role in ("draft", "target"):
-        case = lowered(*draft, tmp_path / role, LOWERINGS[how], role)
-        with case.compiler.score(case.lowered, 20) as engine:
-            tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, (1, 20))
-            for rows in (20, 1):
-                made = engine.forward(tokens, 0, rows)
-                if role == "target":
-                    assert made.confidence is None
-                    continue
-                logits = made.logits.astype(np.float64)
-                weights = np.exp(logits - logits.max(-1, keepdims=True))
-                assert made.confidence is not None
-                np.testing.assert_allclose(made.confidence, 1 / weights.sum(-1), rtol=1e-5)

@@ -36,22 +36,6 @@ def silent(part: str, done: float) -> None:
     pass
 
 
-def test_parts_are_what_lowering_joins(draft: tuple[Path, Path]) -> None:
-    model = read_graph(draft[0])
-    parts = parts_of(model, FREE)
-    named = [part.name for part in parts if part.name.startswith("layer 0")]
-    assert named == [
-        "layer 0: q_proj, k_proj, v_proj", "layer 0: o_proj",
-        "layer 0: gate_proj, up_proj", "layer 0: down_proj",
-    ]  # fmt: skip
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    for part in parts:
-        items = sum(int(np.prod(shapes[choice.weight])) for choice in part.choices)
-        assert part.added_bytes == items // 2
-    tables = {c.weight for c in choose(model, FREE)} - {c.weight for p in parts for c in p.choices}
-    assert len(tables) == 1, "a tied table keeps its own precision"
-
-
 @needs_reference
 def test_a_part_is_measured_as_if_it_were_the_only_one_in_int4(
     draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

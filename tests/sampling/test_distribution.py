@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -258,23 +258,6 @@ def test_the_distribution_of_candidates_is_that_of_the_row(
     if vocabulary is not None and np.isfinite(row[:vocabulary].max()):
         found = distribution_of(output, 0, params, vocabulary=vocabulary)
         assert_same(found, process(row[:vocabulary], params))
-
-
-@settings(deadline=None)
-@given(rows(), st.floats(0.05, 4.0), st.integers(1, 20), st.floats(0.05, 1.0), st.data())
-def test_logits_are_not_read_where_candidates_tell_all(
-    row: Row, temperature: float, top_k: int, top_p: float, data: st.DataObject
-) -> None:
-    """So it is once all that ties with the k-th best is there, and a worse one after it."""
-    falling = np.sort(row)[::-1]
-    behind = int((row >= falling[min(top_k, len(row)) - 1]).sum()) + 1
-    if behind > len(row):
-        return
-    k = data.draw(st.integers(behind, len(row)))
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.01)
-    assert_same(distribution_of(output_of(row, k, sealed=True), 0, params), process(row, params))
-    with pytest.raises(AssertionError, match="logits were read"):
-        distribution_of(output_of(row, behind - 1, sealed=True), 0, replace(params, min_p=0.0))
 
 
 @settings(deadline=None)

@@ -14,7 +14,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
-from specrt.speculation.drafters import DRAFTERS, CascadeDrafter, DrafterSpec, ForcedDrafter
+from specrt.speculation.drafters import DRAFTERS, DrafterSpec, ForcedDrafter
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round, run_alone
@@ -224,16 +224,6 @@ def test_statistics_say_that_drafting_does_not_pay_and_why(tokenizer: Tokenizer)
         assert (counts.drafted > 0, counts.fallback) == (gamma > 0, None)
 
 
-def test_auto_drafts_only_so_far_as_was_built(tokenizer: Tokenizer) -> None:
-    built = (0, 3, 5, 6)
-    made = Generator(replace(models(closeness=0.7), gammas=built), tokenizer)
-    log = made.generate(PROMPT, PARAMS, gamma="auto").speculation.log
-    # Near the end there is no room.
-    ends = np.cumsum([len(round_.tokens) for round_ in log])
-    drafted = {r.drafted for r, end in zip(log, ends, strict=True) if end < 60 - max(built)}
-    assert set() < drafted - {0} <= set(built)
-
-
 # What is refused, and what is used instead
 
 
@@ -266,9 +256,6 @@ def test_without_a_draft_model_another_drafter_is_the_default(
     assert (counts.drafter, counts.fallback) == ("none" if absent else "ngram", absent)
 
 
-# Two drafters in turn
-
-
 class Says:
     """Proposes what it was given, and remembers what it observed."""
 
@@ -284,60 +271,7 @@ class Says:
         self.seen.append((list(tokens), round_))
 
 
-ROUND = Round([1, 2, 9], 4, 2, 30, 40, "one", (0.5, 0.6, 0.7, 0.8))
-PLAIN, STEP = Round([1], 0, 0, 30, 40), Round([9], 0, 0, 5, 6)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "round_", "seen"),
-    [
-        ((1,), (2,), ROUND, [[ROUND], []]),
-        ((), (2,), ROUND, [[PLAIN], [ROUND]]),
-        ((), (), STEP, [[STEP], [STEP]]),
-    ],
-)
-def test_each_of_two_drafters_learns_from_rounds_of_its_own_and_plain_steps(
-    first: tuple[int, ...], second: tuple[int, ...], round_: Round, seen: list[list[Round]]
-) -> None:
-    drafters, text = (Says(*first), Says(*second)), [5, *round_.tokens]
-    made = CascadeDrafter(*drafters)
-    run_alone(made.propose([5], 9))
-    made.observe(text, round_)
-    assert [d.seen for d in drafters] == [[(text, r) for r in rounds] for rounds in seen]
-
-
-@pytest.mark.parametrize("max_width", [16, 3])
-def test_the_draft_catches_up_in_one_pass_when_its_turn_comes(max_width: int) -> None:
-    """The text goes from new passages to copies and back."""
-    target = TableEngine(7)
-    for start in (0, 30, 60, 75, 110):
-        target.script |= {len(PROMPT) + start + i: 11 + i for i in range(12)}
-    draft = near(target, 8, 0.8)
-    draft.max_width = max_width
-    policies = {"lookup": Script(4), "model": Script(3)}
-    drafter = drafter_named("cascade", draft, policies.__getitem__)
-    done = loop(target, drafter, PROMPT, 150)
-    assert done.tokens == plain(target, PROMPT, 150)
-    calls = iter(draft.calls)
-    committed, held, behind = len(PROMPT) + 1, 0, set()
-    for round_ in done.rounds[1:]:
-        assert round_.caught_up == (round_.source == "model" and committed - held > 2)
-        if round_.source == "model":
-            behind.add(committed - held)
-            while held < committed:
-                call = next(calls)
-                # As wide as it may be, and no token twice.
-                assert call.start == held
-                assert call.width in (committed - held, max_width, max_width - 1)
-                held += call.width
-            drafting = [next(calls) for _ in range(round_.drafted - 1)]
-            assert drafting == [(committed + i, 1, 1) for i in range(round_.drafted - 1)]
-            held = min(held + round_.drafted - 1, committed + len(round_.tokens) - 1)
-        committed += len(round_.tokens)
-    # No pass was run in rounds that lookup drafted, and the draft was well behind at times.
-    assert next(calls, None) is None
-    assert {1, 2} <= behind
-    assert max(behind - {len(PROMPT) + 1}) > 8
+STEP = Round([9], 0, 0, 5, 6)
 
 
 # What a grammar leaves no choice about is drafted for nothing

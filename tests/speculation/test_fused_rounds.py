@@ -15,7 +15,7 @@ from specrt.speculation.gamma import BuiltGamma, FixedGamma, GammaPolicy
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.round import Drafter
 from specrt.speculation.target import VERIFIERS
-from speculation.support import Script, Whim
+from speculation.support import Whim
 from support.gpu_double import LENGTH, PROMPT, Pair
 from support.toy import TableEngine, near, plain
 
@@ -75,19 +75,6 @@ def test_sampling_takes_its_passes_one_by_one(verifier: str) -> None:
     params = SamplingParams(temperature=1.0, verifier=verifier)
     pair.run(pair.drafter(FixedGamma(4), params), PROMPT, 40, params)
     assert pair.rounds.ran == []
-
-
-def test_a_policy_gets_one_time_for_a_whole_round_and_no_confidences() -> None:
-    target = TableEngine(8, max_length=LENGTH)
-    pair, policy = Pair(target, near(target, 9, 0.7)), Script(3)
-    _, rounds = pair.run(pair.drafter(policy), PROMPT, 60)
-    assert [r.tokens for r in policy.seen] == [r.tokens for r in rounds[1:]]
-    for seen, ran in zip(policy.seen, rounds[1:], strict=True):
-        assert seen.draft_ns + seen.verify_ns == ran.draft_ns + ran.verify_ns
-        assert (seen.verify_ns == 0) is seen.caught_up
-        assert seen.draft_ns == 0 or seen.caught_up
-    assert [r.caught_up for r in policy.seen] == [True] + [False] * (len(policy.seen) - 1)
-    assert {confidence for _, confidence in policy.weighed} == {1.0}
 
 
 def test_offset_rounds_run_further_on_in_both_engines() -> None:

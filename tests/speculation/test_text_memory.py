@@ -41,21 +41,6 @@ def text(seed: int, length: int = 40, vocab: int = 500) -> list[int]:
 # What is found
 
 
-def test_the_longest_run_is_found_at_its_latest_occurrence() -> None:
-    memory = TextMemory()
-    first, second = text(1), text(2)
-    memory.add("", [*first[:20], 7, *second])
-    memory.add("", [*second[10:20], 8, *first[12:20], 9])
-    found = memory.recall("", [5, *first[:20]])
-    assert found is not None
-    assert (found.length, found.text[found.end]) == (20, 7), "16 tokens there beat 8 tokens later"
-    found = memory.recall("", first[12:20])
-    assert found is not None
-    assert (found.length, found.text[found.end]) == (8, 9)
-    assert memory.recall("", text(3)) is None
-    assert memory.recall("", first[17:20]) is None, "three tokens are too few"
-
-
 @pytest.mark.parametrize("vocab", [3, 50])
 def test_what_is_found_agrees_and_is_found_wherever_it_is(vocab: int) -> None:
     memory = TextMemory()

@@ -16,10 +16,8 @@ from growth.axes import old_kv_heads, old_query_heads
 from growth.family import LLAMA
 from growth.shape import Shape, check_growth
 from growth.shards import Entry, write_shards
-from growth.tensor import encode
 from inflate import main
 from specrt.errors import SpecrtError
-from support.quantized_folders import Gptq, Written
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -47,17 +45,6 @@ def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any]) -> Path:
     return folder
 
 
-def test_codes_do_not_grow(tmp_path: Path) -> None:
-    small = Written(tmp_path / "small", {**CONFIG, "quantization_config": Gptq().config}, {})
-    layer, _ = Gptq().layer(np.random.default_rng(0), 0, (48, 64))
-    small.tensors.update({f"model.layers.0.self_attn.q_proj.{k}": v for k, v in layer.items()})
-    small.folder.mkdir()
-    told = [str(small.save()), "--out", str(tmp_path / "grown"), "--layers", "3"]
-    result = CliRunner().invoke(main, told)
-    assert "small is quantized; grow the checkpoint it was" in result.output.splitlines()[-1]
-    assert not (tmp_path / "grown").exists()
-
-
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
 def test_query_heads_keep_their_kv_head(kv: int, group: int, more_kv: int, new_group: int) -> None:
     old = Shape(kv * group, 1, kv * group, kv, 8, 8)
@@ -71,15 +58,6 @@ def test_query_heads_keep_their_kv_head(kv: int, group: int, more_kv: int, new_g
     assert max(queries) < new.heads
     assert max(held) < new.kv_heads
     assert all(held[at // new.group] == head // old.group for at, head in queries.items())
-
-
-def test_rounding_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch", reason="compared with torch")
-    bits = np.random.default_rng(0).integers(0, 0x7F000000, 20_000, dtype=np.uint32)
-    bits[:5000] = (bits[:5000] & 0xFFFF0000) | 0x8000  # ties
-    values = bits.view(np.float32)
-    expected = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
-    assert np.array_equal(encode("w", values, "bfloat16"), expected)
 
 
 FLOAT16 = ["--layers", 3, "--dtype", "float16"]

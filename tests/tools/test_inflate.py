@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("torch", reason="the models grown are compared in torch")
 pytest.importorskip("transformers", reason="the models grown are compared in transformers")
@@ -18,7 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from growth.shape import Shape
-from inflate import inflate, main
+from inflate import inflate
 from specrt_export.checkpoint.checkpoint import Checkpoint
 
 TOLERANCE = 1e-4
@@ -153,19 +152,3 @@ def test_a_grown_t5_keeps_its_logits(options: dict[str, Any], tmp_path: Path) ->
     assert source_error(out, small) < TOLERANCE
     read = transformers.T5ForConditionalGeneration.from_pretrained(out, output_loading_info=True)[1]
     assert not any(read.values()), read
-
-
-def test_the_command_writes_a_checkpoint_and_says_what_it_is(tmp_path: Path) -> None:
-    small, out = tiny(tmp_path / "small"), tmp_path / "new" / "grown"
-    (small / "tokenizer.json").write_text("{}")
-    done, again = (
-        CliRunner().invoke(main, [str(small), "--out", str(out), "--layers", layers])
-        for layers in ("3", "4")
-    )
-    assert "3 layers, 6 heads (2 for keys and values) of 8" in done.output
-    assert f"{load(out).num_parameters():,} parameters, float32" in done.output
-    assert (out / "tokenizer.json").read_text() == "{}"
-    config = json.loads((out / "config.json").read_text())
-    assert config["specrt_inflated_from"].startswith("small: hidden_size 48, 2 layers")
-    assert [path.name for path in out.parent.iterdir()] == ["grown"]
-    assert (again.exit_code, f"{out} is there already" in again.output) == (1, True)

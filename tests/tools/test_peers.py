@@ -7,7 +7,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from compare import main
 from peerbench.measure import Row, measure
 from peerbench.process import Runner, RunnerError
 from peerbench.protocol import Completed, Order, Outcome
@@ -106,26 +105,6 @@ def test_the_table_keeps_losing_rows_and_failures_and_ratios_within_a_repeat() -
     assert "no / memory left" in lines[4]
     assert "4.00 (3.00 to 5.00)" in lines[2]
     assert "150 tokens/s, 0.27 (0.20 to 0.33) times peer:plain" in verdict(rows, rows[0])
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--peers", "nobody"], "no peer is called nobody"),
-        (["--contender", "specrt:plain"], "the runner ended"),
-    ],
-)
-def test_what_goes_wrong_ends_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    flags: list[str], said: str,
-) -> None:  # fmt: skip
-    needed = ["--bundle", tmp_path, "--target", CHECKPOINT / "target"]
-    needed += ["--draft", CHECKPOINT / "draft", "--precision", "int8", "--work", tmp_path]
-    monkeypatch.setattr(sys, "argv", list(map(str, ["compare.py", *needed, *flags])))
-    with pytest.raises(SystemExit, match="1"):
-        main()
-    shown = capsys.readouterr().err
-    assert (shown.startswith("compare: "), shown.count("\n"), said in shown) == (True, 1, True)
 
 
 def test_prompts_that_nobody_tuned_on_are_in_no_other_file() -> None:

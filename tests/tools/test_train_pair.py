@@ -14,8 +14,6 @@ pytest.importorskip("transformers", reason="training needs transformers")
 import torch
 import transformers
 
-from pair.text import split_texts
-from pair.training import Run
 from train_pair import main
 
 ORDER = ["--batch", "2", "--window", "32", "--tests", "2"]
@@ -71,37 +69,6 @@ def test_a_pair_loads_in_transformers_and_is_reported(pair: Path) -> None:
     assert report["target"]["tokens"] == 3 * 2 * 32
     measured = run("measure", "llama", "--out", pair, "--window", 32, "--tests", 3)
     assert {"target_loss", "draft_loss", "overlap"} < set(json.loads(measured.output))
-
-
-@pytest.mark.nightly
-def test_killed_run_continues_to_what_an_unbroken_one_gives(
-    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("tokenizer.json", "train.bin", "held_out.bin"):
-        (tmp_path / name).write_bytes((pair / name).read_bytes())
-    arguments = ("train", "llama", "draft", "--out", tmp_path, "--steps", 4, *SMALL, *SHAPE)
-    state = tmp_path / "state" / "draft.pt"
-    whole = figures(run(*arguments))
-    weights = torch.load(state, weights_only=True)["model"]
-    state.unlink()
-    step = Run.step
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", lambda run: 1 / 0 if run.clock.steps == 2 else step(run))
-        assert isinstance(run(*arguments).exception, ZeroDivisionError)
-    assert torch.load(state, weights_only=True)["clock"][1] == 2
-    resumed = figures(run(*arguments))
-    assert resumed["steps"] == 4
-    assert resumed["train_loss"] == pytest.approx(whole["train_loss"], abs=1e-3)
-    for name, weight in torch.load(state, weights_only=True)["model"].items():
-        torch.testing.assert_close(weight, weights[name])
-
-
-def test_seen_text_is_never_held_out(texts: Path, tmp_path: Path) -> None:
-    _, held_out = split_texts([texts], [], ".py", 0.3)
-    (tmp_path / "other_name.py").write_text(held_out[0])
-    train, fewer = split_texts([texts], [tmp_path], ".py", 0.3)
-    assert fewer == held_out[1:]
-    assert held_out[0] in train
 
 
 def test_bad_input_is_one_line_and_status_2(pair: Path, texts: Path, tmp_path: Path) -> None:

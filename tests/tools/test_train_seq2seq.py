@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -62,21 +61,6 @@ def test_a_pair_loads_in_transformers_and_its_draft_has_the_targets_encoder(out:
     report = json.loads((out / "report.json").read_text())
     assert {"exact", "target_loss"} < set(report["target"])
     assert {"overlap", "same_first", "draft_loss"} < set(report["draft"])
-
-
-@pytest.mark.nightly
-def test_a_killed_run_continues_to_what_an_unbroken_one_gives(out: Path, tmp_path: Path) -> None:
-    weights = []
-    for name, steps in (("whole", (4,)), ("broken", (2, 4))):
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in ("tokenizer.json", "train.npz"):
-            shutil.copyfile(out / file, folder / file)
-        for last in steps:
-            # Rates follow from the share that is done, which the first run ends with.
-            trained(folder, "target", last, "--width", 64, "--layers", 1, "--hold", 0.99)
-        weights.append(load_file(folder / "target" / "model.safetensors"))
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_what_is_missing_or_of_another_shape_is_told(out: Path, tmp_path: Path) -> None:

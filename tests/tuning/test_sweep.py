@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.completion import SpeculationStats
-from specrt.generator import Generator
 from specrt.params import AUTO
 from specrt.speculation.compiled_gamma import AdaptiveGamma, auto_factory
 from specrt.speculation.costs import Costs
@@ -60,32 +58,6 @@ def test_slow_models_get_shorter_sweeps(plain_ns: float, prompts: int, quick: bo
     assert {PLAIN, MODEL, FREE} < set(effort.candidates)
     slower = plan_effort(built, costs.scaled(verify=30), prompts, quick=quick)
     assert slower.price_s(1.0) <= effort.price_s(1.0)
-
-
-def test_candidates_take_turns(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, Candidate]] = []
-    generate = Generator.generate
-
-    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
-        asked.append((prompt[0], Candidate(how["drafter"], how["gamma"])))
-        return generate(self, prompt, params, **how)
-
-    monkeypatch.setattr(Generator, "generate", noted)
-    order = (PLAIN, Candidate("model", 2), Candidate("model", 5))
-    prompts, seen = [[1, 7], [2, 7], [3, 7], [4, 7]], list[float]()
-    found = sweep(models(), tokenizer, prompts, SweepPlan(order, 4, 20, 2), seen.append)
-    warm, timed = asked[:3], asked[3:]
-    assert warm == [(1, candidate) for candidate in order]
-    turns = [timed[at : at + 3] for at in range(0, len(timed), 3)]
-    every = [{(n, candidate) for candidate in order} for n in (1, 2, 3, 4)]
-    assert [set(turn) for turn in turns] == every * 2
-    assert {turn[0][1] for turn in turns} == set(order), "each begins now and then"
-    assert (seen, seen[-1]) == (sorted(seen), 1)
-    for candidate in order:
-        assert [len(times) for times in found.decode_ns[candidate]] == [2] * 4
-        assert found.counts[candidate].emitted == 4 * 19
-    assert found.counts[PLAIN].drafted == 0
-    assert found.counts[order[2]].drafted > found.counts[order[1]].drafted > 0
 
 
 def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
