@@ -22,7 +22,7 @@ from specrt_export.checkpoint.hub import (
     look_up,
 )
 from specrt_export.checkpoint.hub_cache import cache, cached_snapshot, repository
-from support.loopback_hub import COMMIT, LoopbackHub, served
+from support.loopback_hub import COMMIT, LoopbackHub, listed, served
 
 TENSOR = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 WEIGHTS = len(TENSOR).to_bytes(8, "little") + TENSOR + bytes(4)
@@ -109,6 +109,15 @@ def test_a_cut_at_every_byte_goes_on_there(hub: LoopbackHub, again: bool) -> Non
         assert shown[-2:] == [file.bytes] * 2
         assert shown[0] > cut * (not again)
         assert not list(blob.parent.glob("*.incomplete"))
+
+
+@pytest.mark.parametrize("left", [b"x" * 9, b"x" * 10_000, WEIGHTS[:-1] + b"!"])
+def test_what_was_left_of_something_else_does_not_stay(hub: LoopbackHub, left: bytes) -> None:
+    blob = listed("model.safetensors", WEIGHTS)["lfs"]["sha256"]
+    part = repository("owner/tiny") / "blobs" / f"{blob}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(left)
+    assert (fetch() / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_a_hub_without_ranges_sends_the_file_again(hub: LoopbackHub) -> None:

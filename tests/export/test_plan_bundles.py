@@ -118,6 +118,19 @@ def test_passes_that_read_a_part_of_the_kv_buffers(
         build(replace(asked, tensorrt=old), out)
 
 
+def test_a_build_that_may_lack_memory_warns_and_goes_on(
+    read_pair: Callable[..., Recipe], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "available_bytes", lambda: 1 << 10)
+    stages: list[str] = []
+    recipe = replace(read_pair(gammas="[1]"), draft=None)
+    build(recipe, out, lambda stage, done: stages.append(stage))
+    (warning,) = (stage for stage in stages if stage.startswith("warning: "))
+    assert "KV buffers of 128 positions" in warning
+    assert "lower max_length" in warning
+    assert Bundle.open(out)
+
+
 def test_the_gate_measures_the_graph_that_the_plan_is_made_of(
     read_pair: Callable[..., Recipe], calibrated: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,13 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import FixedGamma
+from specrt.speculation.gamma import DraftDecision, FixedGamma
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.pool import Models
-from specrt.speculation.round import run_alone
+from specrt.speculation.round import NOTHING, Round, run_alone
 from specrt.speculation.text_memory import GRAMS, KeyMemory, MemoryDrafter, TextMemory
 from specrt.text.tokenizer import Tokenizer
-from speculation.support import PROMPT
+from speculation.support import PROMPT, Script
 from support.toy import TableEngine, near
 
 GAMMAS = tuple(range(9))
@@ -77,6 +77,22 @@ def test_memory_proposes_where_it_agrees_for_longer_than_the_text_at_hand() -> N
 
 
 # Bounds and keys
+
+
+def test_each_policy_learns_from_its_rounds_and_those_that_neither_drafted() -> None:
+    memory, mine, other = TextMemory(), Script(2), Script(2)
+    memory.add("", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    drafter = MemoryDrafter(NgramDrafter(other), KeyMemory(memory, ""), mine)
+    recalled, copied, plain = (Round([1], n, 0, 1, 1) for n in (2, 1, 0))
+    for tokens, round_ in (([1, 2, 3, 4], recalled), ([9, 8, 9, 8], copied), ([70, 71], plain)):
+        run_alone(drafter.propose(tokens, 9))
+        drafter.observe(tokens, round_)
+    assert mine.seen == [recalled, plain]
+    assert other.seen == [copied, plain]
+    drafter = MemoryDrafter(
+        NgramDrafter(Script(0)), KeyMemory(memory, ""), Script(2, DraftDecision.DISCARD)
+    )
+    assert run_alone(drafter.propose([1, 2, 3, 4], 9)) is NOTHING
 
 
 def test_the_text_that_was_of_no_use_for_longest_goes_first() -> None:
