@@ -16,7 +16,7 @@ from specrt.speculation.costs import Costs
 from specrt.speculation.shared_step import DraftingRow, SharedStep
 
 INT8 = MACHINES["206 M int8"]
-DEAR = Costs(INT8.verify_ns, tuple(g * 1e7 for g in range(LARGEST + 1)))
+DEAR = Costs(INT8.verify_ns, tuple(g * 1e8 for g in range(LARGEST + 1)))
 companies = cache(step_traces.companies)
 
 
@@ -87,6 +87,14 @@ def test_outcome_wins_where_drafts_come_to_less_than_was_expected() -> None:
         assert share >= 0.8 * (most == 1.0)
 
 
+def test_rows_show_what_a_plain_step_takes_before_they_draft() -> None:
+    """But do not wait for ever where steps are not timed, since one of them goes by no plan."""
+    step, rows = SharedStep(INT8, LARGEST), [Row(0.9)] * 3
+    waits = [chosen(step, rows) for _ in range(20)]
+    assert waits[0] == [False] * 3
+    assert waits[-1] == [True] * 3
+
+
 def rests_before_a_probe(step: SharedStep) -> list[int]:
     """Rest as plans say until one lets rows draft; return how long each rest was."""
     rests = []
@@ -108,13 +116,14 @@ def test_a_plan_holds_the_longer_the_less_changes() -> None:
 
 def test_plain_steps_that_are_told_together_count_as_many() -> None:
     one, many = begun(3), begun(3)
-    for _ in range(200):
-        one.settle(3, [0] * 3, 0, round(2 * INT8.verify(2)))
-    for _ in range(20):
-        many.settle(30, (), 0, round(20 * INT8.verify(2)), steps=10)
+    for slower, rests in ((1.0, 20), (2.0, 4)):
+        ns = round(slower * INT8.verify(2))
+        for _ in range(10 * rests):
+            one.settle(3, [0] * 3, 0, ns)
+        for _ in range(rests):
+            many.settle(30, (), 0, 10 * ns, steps=10)
     assert many.company.steps_idle == one.company.steps_idle
-    assert many.company.verify[0] == pytest.approx(one.company.verify[0], rel=0.1)
-    assert many.company.plain.ratio == pytest.approx(one.company.plain.ratio, rel=0.1)
+    assert many.company.plain.ratio == pytest.approx(one.company.plain.ratio, rel=0.05)
 
 
 def test_a_text_that_becomes_easy_is_drafted_within_tens_of_steps_after_a_rest() -> None:
