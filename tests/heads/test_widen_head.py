@@ -73,9 +73,3 @@ def test_norms_over_what_is_read_are_refused(
     head = save_head(tmp_path / "head", flag)
     status, said = widened(head, target, grown, tmp_path / "wide")
     assert (status, flag in said, (tmp_path / "wide").exists()) == (1, True, False)
-
-
-def test_a_target_that_was_not_grown_is_refused(target: Path, tmp_path: Path) -> None:
-    head = save_head(tmp_path / "head")
-    status, said = widened(head, target, target, tmp_path / "wide")
-    assert (status, "inflate.py" in said) == (1, True)

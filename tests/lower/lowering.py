@@ -83,7 +83,6 @@ LOWERINGS = {
     "cuda-bf16": Lowering("ort-cuda", "bf16", error=TOLERANCES["bf16"]),
     "tensorrt": Lowering("tensorrt"),
     "tensorrt-old": Lowering("tensorrt", version=OLD),
-    "tensorrt-rows": Lowering("tensorrt", batch=3),
     "tensorrt-attention": Lowering("tensorrt", grouped_queries=True, kv_lengths=(16, 40)),
     "tensorrt-attention-rows": Lowering(
         "tensorrt", batch=3, grouped_queries=True, kv_lengths=(16, 40)

@@ -177,7 +177,9 @@ def test_a_tied_table_is_stored_once(lower: Callable[[str, str], Case], how: str
     assert stored <= case.lowered.weight_bytes <= stored + inside, "bytes of a table count once"
 
 
-@pytest.mark.parametrize("how", ["cpu-rows", "cuda-fp16", "tensorrt", "tensorrt-attention"])
+@pytest.mark.parametrize(
+    "how", ["cpu-rows", "cuda-fp16", "tensorrt-old-rows", "tensorrt-attention-rows"]
+)
 def test_buffers_may_be_as_short_as_the_widest_pass(
     draft: tuple[Path, Path], tmp_path: Path, how: str
 ) -> None:
