@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from heads.conftest import INPUTS, LAYER, VOCABULARY, WIDTH
+from specrt_export.check.block_equivalence import block_states
+from specrt_export.heads.dflash_module import BlockDraftHead
 
 BLOCK, MASK, HEAD_DIM = 8, 95, 8
 
@@ -103,3 +107,28 @@ def save_block_head(
     (folder / "config.json").write_text(json.dumps(config | more), encoding="utf-8")
     save_file(made, folder / "model.safetensors")
     return folder
+
+
+def run_block(
+    model: BlockDraftHead, token: int, context: NDArray[np.float32]
+) -> dict[str, NDArray[Any]]:
+    """Run a block head of torch after a whole context, without a cache, and draft greedily.
+
+    Shapes: context [C, H] -> logits [drafts, entries], each after the likeliest token before it,
+        and the confidence [drafts] if it has any.
+    """
+    states, markov = block_states(model, token, context), model.markov_head
+    with torch.no_grad():
+        logits, previous = model.lm_head(states), [token]
+        if markov is not None:
+            for place in range(len(logits)):
+                logits[place] += markov(torch.tensor(previous[-1:]))[0]
+                previous.append(int(logits[place].argmax()))
+        found = {"logits": logits.numpy()}
+        if model.confidence_head is not None:
+            odds = model.confidence_head.of_states(states)
+            if markov is not None and model.flags.confidence_reads_markov:
+                read = markov.markov_w1(torch.tensor(previous[: len(states)]))
+                odds = odds + model.confidence_head.of_tokens(read)
+            found["confidence"] = odds.sigmoid().numpy()
+    return found

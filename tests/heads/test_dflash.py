@@ -18,13 +18,14 @@ from heads.blocks import (
     OUTPUTS,
     RANK,
     random_weights,
+    run_block,
     save_block_head,
 )
 from heads.conftest import INPUTS, RECIPE, VOCABULARY, WIDTH
 from heads.test_eagle3 import exported, rms, rotated
 from shared import nightly_but
 from specrt.errors import CheckpointError, ExportError, SpecrtError
-from specrt_export.check.block_equivalence import check_block_head, run_block
+from specrt_export.check.block_equivalence import check_block_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.dflash_format import BlockHead
 from specrt_export.heads.dflash_module import load_block_head

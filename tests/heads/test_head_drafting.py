@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import specrt
-from heads.blocks import BLOCK, save_block_head
+from heads.blocks import BLOCK, run_block, save_block_head
 from heads.conftest import RECIPE, VOCABULARY
 from shared import nightly_but
 from specrt.bundle import BLOCK_HEAD
@@ -32,7 +32,6 @@ from specrt.speculation.drafters import DRAFT_KINDS, BlockDrafter, ModelDrafter
 from specrt.speculation.gamma import FixedGamma
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round
-from specrt_export.check.block_equivalence import run_block
 from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint

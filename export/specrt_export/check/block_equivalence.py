@@ -32,29 +32,6 @@ PREVIOUS_TOKENS = 3
 """Tokens that a Markov head is asked about at once."""
 
 
-def run_block(model: BlockDraftHead, token: int, context: Floats) -> dict[str, NDArray[Any]]:
-    """Run a block head of torch after a whole context, without a cache, and draft greedily.
-
-    Shapes: context [C, H] -> logits [drafts, entries], each after the likeliest token before it,
-        and the confidence [drafts] if it has any.
-    """
-    states, markov = block_states(model, token, context), model.markov_head
-    with torch.no_grad():
-        logits, previous = model.lm_head(states), [token]
-        if markov is not None:
-            for place in range(len(logits)):
-                logits[place] += markov(torch.tensor(previous[-1:]))[0]
-                previous.append(int(logits[place].argmax()))
-        found = {"logits": logits.numpy()}
-        if model.confidence_head is not None:
-            odds = model.confidence_head.of_states(states)
-            if markov is not None and model.flags.confidence_reads_markov:
-                read = markov.markov_w1(torch.tensor(previous[: len(states)]))
-                odds = odds + model.confidence_head.of_tokens(read)
-            found["confidence"] = odds.sigmoid().numpy()
-    return found
-
-
 def block_states(model: BlockDraftHead, token: int, context: Floats) -> Tensor:
     """Return the states of torch that drafted tokens are scored from, [drafts, width]."""
     config, behind = model.flags, len(context)
