@@ -73,9 +73,9 @@ class Graph:
 
 def hand_made(model: ModelRecord, hidden: int, inner: int, length: int) -> ModelProto:
     """Return the graph of a Llama with the model's shape and precision."""
-    g = model.geometry
+    g, size = model.geometry, model.geometry.memories[0].key_width
     graph = Graph()
-    turns = np.outer(np.arange(length), ROTARY_BASE ** (-np.arange(0, g.head_dim, 2) / g.head_dim))
+    turns = np.outer(np.arange(length), ROTARY_BASE ** (-np.arange(0, size, 2) / size))
     graph.weight("cos", np.cos(turns).astype(np.float32))
     graph.weight("sin", np.sin(turns).astype(np.float32))
     residual = graph.add("Gather", [graph.noise("table", g.vocab_size, hidden), "input_ids"], "x")
@@ -84,16 +84,18 @@ def hand_made(model: ModelRecord, hidden: int, inner: int, length: int) -> Model
     for i in range(g.layers):
         residual, normed = _layer(graph, model, i, residual, normed, hidden, inner)
     logits = graph.project(normed, "logits", hidden, g.vocab_size, model)
-    shape = (1, g.kv_heads, length, g.head_dim)
-    names = [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]
+    buffers = {n: (1, one.heads, length, one.width) for n, one in g.buffers.items()}
     inputs = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "width"]),
         helper.make_tensor_value_info("past", TensorProto.INT32, [1]),
         helper.make_tensor_value_info("total", TensorProto.INT32, []),
-        *(helper.make_tensor_value_info(name, FLOAT, shape) for name in names),
+        *(helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in buffers.items()),
     ]
     outputs = [helper.make_tensor_value_info(logits, FLOAT, [1, "width", g.vocab_size])]
-    outputs += [helper.make_tensor_value_info(f"new.{name}", FLOAT, shape) for name in names]
+    outputs += [
+        helper.make_tensor_value_info(f"new.{name}", FLOAT, shape)
+        for name, shape in buffers.items()
+    ]
     made = helper.make_graph(graph.nodes, "hand_made", inputs, outputs, graph.weights)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(made, opset_imports=opsets, ir_version=10)
@@ -103,8 +105,8 @@ def _layer(
     graph: Graph, model: ModelRecord, i: int, residual: str, x: str, hidden: int, inner: int
 ) -> tuple[str, str]:
     """Add one layer; return its residual stream, and that normed for the next."""
-    g = model.geometry
-    queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
+    heads, one = model.geometry.heads, model.geometry.memories[i]
+    queries, keys = heads * one.key_width, one.kv_heads * one.key_width
     qkv = graph.project(x, f"qkv.{i}", hidden, queries + 2 * keys, model)
     past = [f"key.{i}", f"value.{i}", "past", "total", "cos", "sin"]
     seen = graph.ours(
@@ -113,8 +115,8 @@ def _layer(
         f"seen.{i}",
         f"new.key.{i}",
         f"new.value.{i}",
-        num_heads=g.heads,
-        kv_num_heads=g.kv_heads,
+        num_heads=heads,
+        kv_num_heads=one.kv_heads,
         do_rotary=1,
     )
     out = graph.project(seen, f"out.{i}", queries, hidden, model)
@@ -144,9 +146,7 @@ def hand_made_pass(
         "past": np.array([filled + width - 1], np.int32),
         "total": np.array(filled + width, np.int32),
     }
-    for i in range(g.layers):
-        for kind in ("key", "value"):
-            kept[f"{kind}.{i}"] = np.zeros((1, g.kv_heads, length, g.head_dim), np.float32)
+    kept |= g.filled(1, length)
     for name, array in kept.items():
         binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         if array.ndim == 4:

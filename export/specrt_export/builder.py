@@ -11,12 +11,12 @@ from pathlib import Path
 
 from specrt.bundle import (
     FILE_NAME,
+    FORMAT,
     TOKENIZER,
     EncoderRecord,
     Manifest,
     ModelRecord,
     Provenance,
-    format_of,
     hash_file,
 )
 from specrt.doctor import check_exporter
@@ -119,7 +119,7 @@ def _manifest(
         )
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     manifest = Manifest(
-        format=format_of(*(model.record for model in models.values())),
+        format=FORMAT,
         name=plan.name,
         backend=options.backend,
         precision=target.record.precision,

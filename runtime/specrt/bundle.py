@@ -16,6 +16,7 @@ from shlex import quote
 from typing import Annotated, Any
 
 from specrt.errors import BundleError, first_line, shortage
+from specrt.geometry import Geometry
 from specrt.held_file import HeldFile, hash_whole, hold, read_file
 from specrt.records import Count, Interval, read
 
@@ -34,41 +35,8 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """The fixed sizes of one decoder.
-
-    Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], two a layer.
-    """
-
-    layers: Annotated[int, Interval(1, 10**4)]
-    heads: Count
-    """Query heads; `kv_heads` of them are shared by groups."""
-    kv_heads: Count
-    head_dim: Count
-    vocab_size: Count
-    max_positions: Count
-    """Positions the model was trained for; no engine is built longer."""
-    windows: tuple[int, ...]
-    """Per layer, the number of latest keys a query sees; 0 where it sees all."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the geometry as plain JSON types."""
-        return {**asdict(self), "windows": list(self.windows)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Geometry:
-        """Read what `to_json` wrote; raises ValueError on anything else."""
-        return read(cls, data, "geometry")
-
-    def kv_bytes(self, batch: int, max_length: int, item_bytes: int) -> int:
-        """Return the bytes all KV buffers of this model take."""
-        return 2 * self.layers * batch * self.kv_heads * max_length * self.head_dim * item_bytes
-
-
-FORMAT = 3
-"""Of bundles of encoder-decoders; of format 2 are those whose draft is a head or scores some of the
-entries only, and others of format 1."""
+FORMAT = 4
+"""Of what is built today; bundles of formats 1 to 3 had layers of one shape."""
 
 TASKS = {
     "text-generation": "decoder",
@@ -330,13 +298,6 @@ class Manifest:
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-def format_of(*models: ModelRecord) -> int:
-    """Return the format of a bundle with these models: the least that tells all of them."""
-    if any(model.encoder for model in models):
-        return FORMAT
-    return 2 if any(model.kind or model.vocab_map for model in models) else 1
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read a bundle's manifest.
 
@@ -472,9 +433,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         for name in m.files
         if not _inside(name)
     )
-    yield from _misshapen("target", m.target.geometry)
-    if m.draft:
-        yield from _misshapen("draft", m.draft.geometry)
+    for role, model in zip(("target", "draft"), m.models, strict=False):
+        yield from (f"{role}.geometry.{problem}" for problem in model.geometry.problems())
 
 
 def _task_of(target: ModelRecord) -> str:
@@ -486,19 +446,6 @@ def _task_of(target: ModelRecord) -> str:
 def _inside(name: str) -> bool:
     place = PurePosixPath(name)
     return bool(place.parts) and not place.is_absolute() and ".." not in place.parts
-
-
-def _misshapen(role: str, shape: Geometry) -> Iterator[str]:
-    if len(shape.windows) != shape.layers:
-        yield (
-            f"{role}.geometry.windows has {len(shape.windows)} entries; expected one for each of "
-            f"{shape.layers} layers"
-        )
-    if shape.heads % shape.kv_heads:
-        yield (
-            f"{role}.geometry.kv_heads is {shape.kv_heads}; expected a divisor of heads, "
-            f"{shape.heads}"
-        )
 
 
 BUILD_ROOT = Path("engines/build")

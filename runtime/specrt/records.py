@@ -42,7 +42,8 @@ LONGEST_TEXT = 255
 def read(kind: type[T], value: Any, name: str = "") -> T:
     """Read a dataclass, and what lies in it, from what `json.loads` returned.
 
-    What has a default may be missing: records written before the field came to be.
+    What has a default may be missing: records written before the field came to be. A class with a
+    `current(record, name)` reads older forms by it.
     Raises: ValueError naming the first field that is missing, unknown or of another type.
     """
     record: T = _read(kind, value, name)
@@ -92,6 +93,8 @@ def _one_of(kind: Any, others: tuple[Any, ...], value: Any, name: str) -> Any:
 
 def _record(kind: Any, values: Mapping[str, Any], name: str) -> Any:
     hints = get_type_hints(kind, include_extras=True)
+    if hasattr(kind, "current"):
+        values = kind.current(values, name)
     known = {
         field.name: field.default is field.default_factory is MISSING for field in fields(kind)
     }

@@ -13,7 +13,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from quantize.graphs import geometry
-from specrt.bundle import Geometry
+from specrt.geometry import Geometry
 from specrt_export.check.quality import measure, sensitivities
 from specrt_export.portable.graph import Logits, Tokens, divergences, runs_here
 from specrt_export.precision import Precision

@@ -13,9 +13,9 @@ import pytest
 
 from compile.plans import CANDIDATES, GAMMAS, Planned, make
 from lower.lowering import MAX_LENGTH, OLD
-from specrt.bundle import Geometry
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt_export.compile import tensorrt_compiler
 from specrt_export.lower.lazy_tensor import WEIGHTS
 from specrt_export.portable.graph import geometry_of, read_graph
@@ -60,7 +60,7 @@ def origin(network: Any, tensor: Any) -> str:
 
 
 def caches(geometry: Geometry) -> list[str]:
-    return sorted(f"{kind}.{at}" for at in range(geometry.layers) for kind in ("key", "value"))
+    return sorted(geometry.buffers)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
         # The last axis is the whole buffer, and layers that see as far as each other share a mask.
         assert {tuple(mask.shape)[::3] for mask in masks} == {(1, MAX_LENGTH)}
         seen = Counter(mask.name for mask in masks)
-    windows = geometry.windows or (0,) * geometry.layers
+    windows = [memory.window for memory in geometry.memories]
     assert sorted(seen.values()) == sorted(Counter(windows).values())
     record, target = made.record, made.role == "target"
     verify = [(f"verify {gamma}", gamma + 1, gamma + 1) for gamma in GAMMAS]
@@ -111,7 +111,7 @@ def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
     assert (record.form, record.confidence) == ("native", not target)
     assert (record.candidates, record.messages) == (CANDIDATES, ())
     one = "gemv" if geometry.heads >= 4 else "gemm"
-    many = "gemm" if geometry.head_dim >= 16 else "none"
+    many = "gemm" if geometry.memories[0].key_width >= 16 else "none"
     for compiled in record.compiled:
         assert compiled.launches
         assert compiled.activation_bytes

@@ -367,13 +367,14 @@ def least(document: Document) -> Document:
 
 
 def _model(manifest: Manifest, model: ModelRecord) -> Document:
-    sizes = ("layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions")
+    sizes = ("heads", "vocab_size", "max_positions")
     names = (
         "engine", "precision", "kv_item_bytes", "weight_bytes", "kind", "features", "vocab_map",
     )  # fmt: skip
     return {
         "backend": manifest.backend_of(model),
-        "geometry": [getattr(model.geometry, name) for name in sizes],
+        "geometry": [getattr(model.geometry, name) for name in sizes]
+        + [size for one in model.geometry.buffers.values() for size in one[:2]],
         **{name: getattr(model, name) for name in names},
     }
 

@@ -14,7 +14,6 @@ import pytest
 
 from cpp.conftest import CHECKS, SOURCES, Library, compiler, run_program
 from cpp.native_calls import Document
-from specrt.bundle import Geometry
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
     BuildSetting,
@@ -24,6 +23,7 @@ from specrt.engine.tensorrt.engine_record import (
     Range,
 )
 from specrt.engine.tensorrt.passes import expected
+from specrt.geometry import Geometry
 from support.gpu_double import GAMMAS, PREFILL, draft_profiles, target_profiles
 
 FLAVOURS = {"tensorrt": "tensorrt_check", "rtx": "tensorrt_rtx_check"}
@@ -115,7 +115,7 @@ def _plan_of(
     confidence = record.confidence and confidence
     of = replace(record, compute=compute or record.compute, confidence=confidence)
     layers, heads, *sizes = {**SHAPE, **shape}.values()
-    geometry = Geometry(layers, heads, heads, *sizes, (0,) * layers)
+    geometry = Geometry.uniform(layers, heads, heads, *sizes, (0,) * layers)
     tensors: Document = {
         name: {"shape": tensor.shape, "type": NUMBERS[tensor.type], "is_input": tensor.is_input,
                "on_host": False}

@@ -130,9 +130,9 @@ def _engine(path: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def _sizes(geometry: Geometry, length: int, batch: int) -> dict[str, int]:
-    g, groups = geometry, -(-length // 16)
+    g, one, groups = geometry, geometry.memories[0], -(-length // 16)
     return {
-        "L": g.layers, "Hkv": g.kv_heads, "D": g.head_dim, "D'": -(-g.head_dim // 16) * 16,
+        "L": g.layers, "Hkv": one.kv_heads, "D": one.key_width, "D'": -(-one.key_width // 16) * 16,
         "V": g.vocab_size, "B": batch, "M": length, "P": 16 * groups, "P/16": groups,
     }  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_an_engine_without_kernels_has_those_of_its_table(
 
 @pytest.mark.parametrize("compute", KV_TYPES)
 def test_a_plan_has_the_tensors_of_its_table(document: str, compute: str) -> None:
-    geometry = Geometry(2, 4, 2, 8, 96, 64, (0, 0))
+    geometry = Geometry.uniform(2, 4, 2, 8, 96, 64, (0, 0))
     profiles = (Profile("decode of 16", *[Range(1, 1, 1)] * 2, kv_length=Range(16, 16, 16)),)
     record = EngineRecord(
         1, "tensorrt", "10.16.1.11", NATIVE, compute, profiles, candidates=8, confidence=True,

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from shared import locked, shared_folder
-from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.protocol import Engine
+from specrt.geometry import Geometry
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.portable.graph import geometry_of, read_graph

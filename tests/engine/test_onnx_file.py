@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.conftest import MAX_LENGTH, MAX_WIDTH
-from specrt.bundle import Geometry
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.ort.onnx_file import files_of, mapped_weights
 from specrt.errors import BundleError, EngineError
+from specrt.geometry import Geometry
 from specrt.held_file import HeldFile, hold_folder
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 

@@ -13,11 +13,11 @@ import onnxruntime
 import pytest
 
 from engine.conftest import MAX_LENGTH, MAX_WIDTH, Opener
-from specrt.bundle import Geometry
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort import cuda_engine
 from specrt.engine.ort.cuda_engine import PROVIDER, OrtCudaEngine
 from specrt.errors import EngineError
+from specrt.geometry import Geometry
 from specrt.system.gpu import Devices
 
 

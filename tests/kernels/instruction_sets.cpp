@@ -273,13 +273,13 @@ constexpr Layer kLayers[] = {
 
 struct Memory {
   explicit Memory(const Attention& attention, size_t rows)
-      : keys(rows * attention.kv_heads * attention.positions * attention.head_dim),
+      : keys(rows * attention.kv_heads * attention.positions * attention.key_width),
         values(rows * attention.kv_heads * attention.positions * attention.value_stride()) {
     // What was never written is never read, but zeros after a head.
     keys.fill(std::nanf(""));
     values.fill(0);
     for (size_t i = 0; i < values.size(); i++)
-      if (i % attention.value_stride() < attention.head_dim) values[i] = std::nanf("");
+      if (i % attention.value_stride() < attention.value_width) values[i] = std::nanf("");
   }
   Buffer<float> keys, values;
 };
@@ -382,7 +382,7 @@ void check_cross(const Kernels& kernels, const Kernels& reference, const Layer& 
   Random random;
   Attention attention{};
   attention.heads = layer.heads, attention.kv_heads = layer.kv_heads;
-  attention.head_dim = layer.size, attention.positions = layer.positions;
+  attention.key_width = attention.value_width = layer.size, attention.positions = layer.positions;
   attention.scale = 1, attention.softcap = layer.softcap;
   const Memory memory(attention, layer.rows);
   attention.keys = memory.keys.data(), attention.values = memory.values.data();

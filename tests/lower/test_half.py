@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -12,13 +11,14 @@ import pytest
 
 from lower.lowering import MAX_LENGTH, Case, Lowering
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt_export.check.equivalence import TOLERANCES
 from specrt_export.compile import ort_cuda_compiler
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cuda_compiler import compile_ort_cuda
 from specrt_export.lower.half import TYPES, narrowed
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
-from specrt_export.portable.graph import geometry_of, read_graph, runs_here
+from specrt_export.portable.graph import runs_here
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
 
@@ -69,7 +69,7 @@ def test_what_the_kernels_do_not_take_is_refused_first(
 ) -> None:
     with pytest.raises(BuildError, match=r"engine\.batch is 2, and ort-cuda builds batch 1"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH, batch=2)
-    odd = replace(geometry_of(read_graph(draft[0])), head_dim=264)
+    odd = Geometry.uniform(1, 1, 1, 264, 96, 64)
     monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: odd)
     with pytest.raises(BuildError, match="heads of 264, and ort-cuda needs multiples of 8"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH)

@@ -20,6 +20,7 @@ from portable.zoo import BARE, RECORDED, WINDOW, Exported, architectures
 from shared import nightly_but
 from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError
+from specrt.geometry import is_ring
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import check_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
@@ -35,6 +36,10 @@ pytestmark = pytest.mark.export
 Zoo = Callable[[str], Exported]
 
 WINDOWS = {
+    "gemma4": (WINDOW, 0, 0, 0),
+    "gemma4_unified": (WINDOW, 0, WINDOW, 0),
+    "lfm2": (3, 0, 3),
+    "lfm3": (7, 0, WINDOW, 7),
     "qwen2": (0, WINDOW),
     "mistral": (WINDOW, WINDOW),
     "gemma2": (WINDOW, 0),
@@ -57,8 +62,8 @@ def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
     one = exported(name)
     report = check_parity(one.checkpoint, one.graph)
     windows = WINDOWS.get(name, (0, 0))
-    assert one.geometry.windows == windows
-    beyond = [f"window {WINDOW}"] if any(windows) else []
+    assert tuple(memory.window for memory in one.geometry.memories) == windows
+    beyond = [f"window {WINDOW}"] if WINDOW in windows else []
     assert [case.name for case in report.cases] == ["prefill", "offset", "rollback", *beyond]
     assert report.error < 1e-5, report
     assert all(case.argmax_equal == case.rows for case in report.cases)
@@ -69,30 +74,31 @@ def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
 def test_a_graph_keeps_the_contract(name: str, exported: Zoo) -> None:
     one = exported(name)
     model = load(one.graph)
-    kv = ["B", one.geometry.kv_heads, "M", one.geometry.head_dim]
-    pairs = [f"{kind}.{i}" for i in range(2) for kind in ("key", "value")]
+    buffers = {
+        name: (1, ["B", each.heads, "P" if is_ring(name) else "M", each.width])
+        for name, each in one.geometry.buffers.items()
+    }
     assert shapes(model.graph.input) == {
         "input_ids": (7, ["B", "S"]),
         "start": (7, ["B"]),
         "rows": (7, ["R"]),
-        **dict.fromkeys(pairs, (1, kv)),
+        **buffers,
     }
     assert shapes(model.graph.output) == {
         "logits": (1, ["B", "R", 160]),
         "argmax": (7, ["B", "R"]),
-        **{f"present_{pair}": (1, kv) for pair in pairs},
+        **{f"present_{name}": shape for name, shape in buffers.items()},
     }
     assert model.ir_version == 11
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 24)]
-    for pair in pairs:
-        users = [n for n in model.graph.node if pair in n.input and n.op_type != "Shape"]
-        assert [(n.op_type, n.input[2], n.output[0]) for n in users] == [
-            ("TensorScatter", "start", f"present_{pair}")
-        ]
+    for name in buffers:
+        users = [n for n in model.graph.node if name in n.input and n.op_type != "Shape"]
+        assert [(n.op_type, n.output[0]) for n in users] == [("TensorScatter", f"present_{name}")]
+        assert is_ring(name) or users[0].input[2] == "start"
     attentions = [n for n in model.graph.node if n.op_type == "Attention"]
-    assert [len(n.input) for n in attentions] == [4, 4], "with a mask"
+    assert {len(n.input) for n in attentions} == {4}, "with a mask"
     assert not any(a.name == "is_causal" for n in attentions for a in n.attribute)
-    assert len({n.input[3] for n in attentions}) == len(set(one.geometry.windows))
+    assert len({n.input[3] for n in attentions}) == len(one.geometry.windows)
     assert len({node.name for node in model.graph.node}) == len(model.graph.node)
 
 

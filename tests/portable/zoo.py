@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shared import REPOSITORY, locked, nightly_but
-from specrt.bundle import Geometry
+from specrt.geometry import Geometry
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.attachment import attach_graph
 from specrt_export.portable.graph import geometry_of, read_graph
@@ -60,6 +60,17 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+_SHORT_LIVED: dict[str, Any] = {
+    "num_hidden_layers": 4, "layer_types": 2 * ALTERNATING, "head_dim": 16, "global_head_dim": 32,
+    **SLIDING,
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 12,
+}  # fmt: skip
+"""Multi-head latent attention: keys and values of two widths."""
+_CONV: dict[str, Any] = {"num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
+
 # Architecture: config class, its changes to SIZES, and the arguments it is saved with.
 Model = tuple[str, dict[str, Any], dict[str, Any]]
 MODELS: dict[str, Model] = {
@@ -83,6 +94,35 @@ MODELS: dict[str, Model] = {
         {},
     ),
     "gemma3": ("Gemma3TextConfig", {"head_dim": 16, **SLIDING, "layer_types": ALTERNATING}, {}),
+    # Half of the layers read the keys and values of others; heads of two sizes.
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            **_SHORT_LIVED, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 160, "use_double_wide_mlp": True,
+            "final_logit_softcapping": 2.0,
+        },
+        {},
+    ),
+    "gemma4_unified": (
+        "Gemma4TextConfig",
+        {
+            **_SHORT_LIVED, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+        {"dtype": "bfloat16"},
+    ),
+    "minicpm3": ("MiniCPM3Config", _LATENT, {}),
+    "youtu": ("YoutuConfig", _LATENT, {}),
+    "lfm2": ("Lfm2Config", {**_CONV, "layer_types": ["conv", "full_attention", "conv"]}, {}),
+    "lfm3": (
+        "Lfm3Config",
+        {
+            **_CONV, **SLIDING, "num_hidden_layers": 4, "head_dim": 16,
+            "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
+        },
+        {},
+    ),
     "gpt2": ("GPT2Config", {}, {}),
     "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": None}, {}),
     "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}, {}),
@@ -182,8 +222,9 @@ OTHERS = {
 BARE = "-bare"
 """Ends the name of an architecture whose graph has no weights yet."""
 
-OFTEN = ("llama3", "qwen3", "gemma2", "gpt2")
-"""Tied weights; norms of heads; soft caps and windows; a model without gates and RMS norms."""
+OFTEN = ("llama3", "qwen3", "gemma2", "gemma4", "lfm2", "gpt2")
+"""Tied weights; norms of heads; soft caps and windows; shared keys; convolutions; a model without
+gates and RMS norms."""
 
 
 def architectures(*names: str) -> list[Any]:
@@ -281,7 +322,7 @@ def _state() -> str:
     parts = ("checkpoint", "task")
     sources = [
         Path(__file__), *RECORDS.glob("*"), *(home / "checkpoint" / f"{n}.py" for n in parts),
-        *(home / "portable").glob("*.py"), REPOSITORY / "runtime" / "specrt" / "bundle.py",
+        *(home / "portable").glob("*.py"), REPOSITORY / "runtime" / "specrt" / "geometry.py",
     ]  # fmt: skip
     found = hashlib.sha256(json.dumps([sys.version, *map(version, LIBRARIES)]).encode())
     for path in sorted(sources):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from specrt.bundle import Geometry
+from specrt.geometry import Geometry
 from specrt_export.checkpoint.codes import FP4_VALUES, Codes, TensorOrigin
 from specrt_export.portable.external_data import DataFile, Floats, StoredTensor, external_tensors
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, open_session, read_graph
@@ -28,7 +28,7 @@ VOCAB, WIDTH = 256, 64
 
 
 def geometry(vocab: int = VOCAB) -> Geometry:
-    return Geometry(
+    return Geometry.uniform(
         layers=1, heads=1, kv_heads=1, head_dim=8, vocab_size=vocab, max_positions=64, windows=(0,)
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ def write(folder: Path, weights: Mapping[str, NDArray[Any]], *, shards: int = 1)
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", "S", "V"])]
     graph = helper.make_graph(nodes, "toy", inputs, outputs, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    facts = {ATTACHED: "true", GEOMETRY: json.dumps(geometry(len(weights["table"])).to_json())}
+    facts = {ATTACHED: "true", GEOMETRY: json.dumps(asdict(geometry(len(weights["table"]))))}
     helper.set_model_props(model, facts)
     path = folder / "toy.onnx"
     path.write_bytes(model.SerializeToString())

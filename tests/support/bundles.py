@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from specrt.bundle import FORMAT, Geometry, Manifest, ModelRecord, hash_file
+from specrt.bundle import FORMAT, Manifest, ModelRecord, hash_file
 from specrt.engine.ort.kernels import LAYOUT
+from specrt.geometry import Geometry
 
-GEOMETRY = Geometry(2, 4, 2, 8, 300, 64, (0, 16))
+GEOMETRY = Geometry.uniform(2, 4, 2, 8, 300, 64, (0, 16))
 FILES = {
     "target/engine.onnx": b"target engine",
     "draft/engine.onnx": b"draft engine",

@@ -32,7 +32,7 @@ import pytest
 from numpy.typing import NDArray
 
 import specrt
-from specrt.bundle import FORMAT, Bundle, Geometry, Manifest, ModelRecord, hash_file
+from specrt.bundle import FORMAT, Bundle, Manifest, ModelRecord, hash_file
 from specrt.engine.backends import BACKENDS
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.kernels import LAYOUT
@@ -53,9 +53,10 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.engine.tensorrt.library import FLAVOURS, NATIVE, Library, describe
-from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, cache_names, expected
+from specrt.engine.tensorrt.passes import CANDIDATES, KV_TYPES, expected
 from specrt.engine.tensorrt.plan import TYPES, TrtPlan
 from specrt.generator import Generator
+from specrt.geometry import Geometry
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter
@@ -499,7 +500,7 @@ class EngineDouble:
     def update(self, at: Mapping[str, int], fed: NDArray[Any], start: NDArray[Any]) -> NDArray[Any]:
         """Write the KV buffers; return the tokens that they hold, of which all must be sure."""
         held = []
-        for name in cache_names(self.geometry):
+        for name in self.geometry.buffers:
             source, to = self.cache(at[name]), self.cache(at[f"present_{name}"])
             if self.record.form == NATIVE:
                 assert at[name] == at[f"present_{name}"], f"{name} is not updated in place"
@@ -534,7 +535,8 @@ class EngineDouble:
     def cache(self, address: int) -> Any:
         """Return a KV buffer, whose bytes are whole numbers here, whatever their type is."""
         g, halves = self.geometry, KV_TYPES[self.record.compute] != "float32"
-        shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
+        one = g.memories[0]
+        shape = (self.batch, one.kv_heads, self.max_length, one.key_width)
         return self.array(address, np.int16 if halves else np.int32, shape)
 
     def array(self, address: int, kind: Any, shape: tuple[int, ...]) -> Any:
@@ -626,7 +628,7 @@ def draft_profiles(prefill: int, kv_lengths: Sequence[int] = ()) -> tuple[Profil
 
 def geometry_of(toy: TableEngine) -> Geometry:
     """Return a geometry with several layers, heads and numbers in each."""
-    return Geometry(2, 4, 2, 3, toy.geometry.vocab_size, toy.max_length, (0, 0))
+    return Geometry.uniform(2, 4, 2, 3, toy.geometry.vocab_size, toy.max_length, (0, 0))
 
 
 def record_of(built: tuple[Profile, ...], **options: Any) -> EngineRecord:
@@ -743,7 +745,7 @@ class GraphDouble(EngineDouble):
         """Do one pass on the bytes at the addresses."""
         self.passes.append((width, rows))
         inputs = [name for name, tensor in self.tensors.items() if tensor.is_input]
-        for name in () if self.record.part else cache_names(self.geometry):
+        for name in () if self.record.part else self.geometry.buffers:
             same = addresses[name] == addresses[f"present_{name}"]
             assert same is (self.record.form == NATIVE), f"{name} is updated elsewhere"
         feed = {name: self._bytes(addresses, name, width, rows).copy() for name in inputs}

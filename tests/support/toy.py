@@ -19,9 +19,9 @@ from tokenizers import (
     processors,
 )
 
-from specrt.bundle import Geometry
 from specrt.engine.protocol import Candidates, EngineTraits, check_bounds
 from specrt.generator import Generator
+from specrt.geometry import Geometry
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.speculation.drafters import ModelDrafter, NoDrafter
@@ -78,7 +78,7 @@ class TableEngine:
         candidates: int = 0,
         corrupt: Callable[[int, NDArray[np.float32]], None] | None = None,
     ) -> None:
-        self.geometry = Geometry(1, 1, 1, 1, vocab, max_length, (0,))
+        self.geometry = Geometry.uniform(1, 1, 1, 1, vocab, max_length, (0,))
         self.batch, self.max_length, self.max_width = batch, max_length, max_width
         self.max_rows, self.traits = max_width, EngineTraits()
         rng = np.random.default_rng(seed)

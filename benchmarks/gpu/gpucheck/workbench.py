@@ -12,7 +12,7 @@ from typing import Any
 from gpucheck.evidence import NotRunError
 from gpucheck.inventory import TENSORRT
 from gpucheck.settings import ATTENTION, CODELET, RunSettings
-from specrt.bundle import Geometry, read_manifest
+from specrt.bundle import read_manifest
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import OrtCudaEngine
 from specrt.engine.protocol import Engine
@@ -25,7 +25,9 @@ from specrt.engine.tensorrt.library import open_library
 from specrt.engine.tensorrt.plan import open_plan
 from specrt.errors import EngineError
 from specrt.generator import Generator
+from specrt.geometry import Geometry
 from specrt.loading import load
+from specrt.records import read
 from specrt.speculation.pool import Models
 from specrt.system.gpu import Survey, survey
 from specrt.text.tokenizer import Tokenizer
@@ -61,7 +63,7 @@ class Built:
 
     def write(self) -> None:
         """Write all this next to the engine."""
-        data = {**asdict(self), "path": self.path.name, "geometry": self.geometry.to_json()}
+        data = {**asdict(self), "path": self.path.name, "geometry": asdict(self.geometry)}
         self.path.with_name(FACTS).write_text(json.dumps(data), encoding="utf-8")
 
 
@@ -179,7 +181,10 @@ class Workbench:
         if not (folder / FACTS).is_file():
             raise NotRunError(f"{folder.name} was not built: its build step comes first")
         data = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        data |= {"geometry": Geometry.from_json(data["geometry"]), "path": folder / data["path"]}
+        data |= {
+            "geometry": read(Geometry, data["geometry"], "geometry"),
+            "path": folder / data["path"],
+        }
         return Built(**data)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import Geometry
 from specrt.engine.protocol import ConditionedEngine, Engine, Feed, Output, PackedEngine
 from specrt.errors import BuildError, ExportError
+from specrt.geometry import Geometry
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.scored_entries import model_entries
 from specrt_export.checkpoint.task import SPEECH, ModelTask
@@ -432,7 +432,7 @@ def check_parity(
         report = ParityReport(tuple(compare.cases), tolerance, ())
         _check_report(report, graph)
         return report
-    windows = sorted(set(run.geometry.windows) - {0})
+    windows = sorted(run.geometry.windows - {0})
     reachable = [w for w in windows if w + PAST_WINDOW <= min(reach, run.geometry.max_positions)]
     _compare_short(run, reference, compare)
     for window in reachable:

@@ -15,9 +15,10 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from specrt.bundle import Agreement, Geometry, Quality
+from specrt.bundle import Agreement, Quality
 from specrt.engine.protocol import ConditionedEngine, Engine, Feed, PackedEngine, Source
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, open_ort_cpu
 from specrt_export.portable.external_data import external_tensors, location

@@ -17,14 +17,21 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt.bundle import Bundle, Geometry, Manifest
+from specrt.bundle import Bundle, Manifest
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.kernels import KERNELS, SWITCH, aligned_zeros, missing_kernels
 from specrt.engine.ort.onnx_file import mapped_weights
-from specrt.engine.ort.ort_engine import bind_input, bind_output, shared_pool, silent_options
+from specrt.engine.ort.ort_engine import (
+    bind_input,
+    bind_output,
+    packed_shape,
+    shared_pool,
+    silent_options,
+)
 from specrt.engine.protocol import first_row
 from specrt.errors import EngineError, RequestError
+from specrt.geometry import Geometry
 from specrt.tuning.pass_timer import turned
 from specrt_export.checkpoint.tensor_rows import widen_bf16
 
@@ -445,6 +452,19 @@ def _rows(sizes: Mapping[str, int], width: int) -> dict[str, Array]:
     return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
 
 
+def _fed(node: onnx.NodeProto, sizes: dict[str, int]) -> list[str]:
+    """Return names for the query, key and value that attention is fed; note their sizes."""
+    stated = {a.name: a.i for a in node.attribute}
+    key, value = stated["head_size"], stated.get("value_size") or stated["head_size"]
+    heads, kv_heads = stated["num_heads"], stated["kv_num_heads"]
+    each = [heads * key, kv_heads * key, kv_heads * value]
+    if not node.input[1]:
+        each = each[:1] if stated.get("shared") else [sum(each)]
+    names = [f"x{size}" for size in each]
+    sizes.update(zip(names, each, strict=True))
+    return names + [""] * (3 - len(names))
+
+
 class _Attention:
     """Passes of the attention of all layers, over KV buffers that are full."""
 
@@ -452,29 +472,23 @@ class _Attention:
         self, graph: onnx.GraphProto, mapped: Mapping[str, Array], geometry: Geometry,
         max_length: int, threads: int,
     ) -> None:  # fmt: skip
-        g, groups = geometry, -(-max_length // _TILE)
-        key = (1, g.kv_heads, groups, g.head_dim, _TILE)
-        value = (1, g.kv_heads, groups * _TILE, -(-g.head_dim // _TILE) * _TILE)
-        self._buffers: dict[str, Array] = {}
+        self._buffers: dict[str, Array] = {
+            name: aligned_zeros(packed_shape(name, one.heads, one.width, 1, max_length))
+            for name, one in geometry.buffers.items()
+        }
+        for buffer in self._buffers.values():
+            buffer.fill(0.01)
         self._sizes: dict[str, int] = {}
         written, tables = [], set[str]()
         nodes = (n for n in graph.node if (n.domain, n.op_type) == (_DOMAIN, "Attention"))
         for place, node in enumerate(nodes):
-            joined = not node.input[1]
-            sizes = [(g.heads + 2 * g.kv_heads if joined else g.heads) * g.head_dim]
-            sizes += [] if joined else [g.kv_heads * g.head_dim] * 2
-            names = [f"x{size}" for size in sizes]
-            self._sizes |= dict(zip(names, sizes, strict=True))
-            buffers = {f"key{place}": key, f"value{place}": value}
-            self._buffers |= {n: aligned_zeros(s) for n, s in buffers.items()}
-            for name in buffers:
-                self._buffers[name].fill(0.01)
+            names = _fed(node, self._sizes)
             later = node.input[7:]
             tables.update(later)
             attend = helper.make_node(
                 "Attention",
-                [*names, *[""] * (3 - len(names)), *buffers, "slots", "positions", *later],
-                [f"y{place}", *(f"new_{name}" for name in buffers)],
+                [*names, *node.input[3:5], "slots", "positions", *later],
+                [f"y{place}", *node.output[1:]],
                 domain=_DOMAIN,
             )
             attend.attribute.extend(node.attribute)
@@ -486,7 +500,7 @@ class _Attention:
             helper.make_tensor_value_info(n, TensorProto.INT64, ["T"])
             for n in ("slots", "positions")
         ]
-        outputs = [_value(f"new_{n}", a) for n, a in self._buffers.items()]
+        outputs = [_value(f"present_{n}", a) for n, a in self._buffers.items()]
         inline = [t for t in graph.initializer if t.name in tables - {*self._given}]
         self._session = _session(written, inputs, outputs, inline, threads)
 
@@ -497,6 +511,6 @@ class _Attention:
             "positions": np.arange(length, length + width),
         }
         inputs = {**_rows(self._sizes, width), **places, **self._given, **self._buffers}
-        outputs = {f"new_{name}": array for name, array in self._buffers.items()}
+        outputs = {f"present_{name}": array for name, array in self._buffers.items()}
         binding = _bound(self._session, inputs, outputs)
         return lambda: (self._session.run_with_iobinding(binding), inputs)

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from specrt.bundle import HEADS, EncoderRecord, Geometry
+from specrt.bundle import HEADS, EncoderRecord
 from specrt.engine.protocol import Engine, EngineTraits
+from specrt.geometry import Geometry
 from specrt_export.portable.graph import SourceGeometry, parts_beside
 from specrt_export.recipe.model_options import ModelOptions
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import onnxruntime as ort
 from onnx import helper
 
-from specrt.bundle import Geometry
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import CAPTURED, OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import move_engine
 from specrt_export.lower.half import TYPES, halve, keep_on_device, widened_folder
@@ -126,7 +126,7 @@ def compile_ort_cuda(
 
 def _check(geometry: Geometry, batch: int, compute: str) -> None:
     """Refuse what the CUDA kernels of ONNX Runtime do not take."""
-    head = geometry.head_dim
+    heads = {one.width for one in geometry.buffers.values()}
     if compute not in TYPES:
         raise BuildError(f"compute type is {compute!r}; expected {' or '.join(TYPES)}")
     if batch != 1:
@@ -134,10 +134,10 @@ def _check(geometry: Geometry, batch: int, compute: str) -> None:
             f"engine.batch is {batch}, and ort-cuda builds batch 1: its attention takes several "
             "tokens at once for one row only. Build with batch 1"
         )
-    if head % _HEAD_STEP or head > _WIDEST_HEAD:
+    if any(head % _HEAD_STEP or head > _WIDEST_HEAD for head in heads):
         raise BuildError(
-            f"the model has heads of {head}, and ort-cuda needs multiples of {_HEAD_STEP} up to "
-            f"{_WIDEST_HEAD}; build for ort-cpu"
+            f"the model has heads of {', '.join(map(str, sorted(heads)))}, and ort-cuda needs "
+            f"multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}; build for ort-cpu"
         )
 
 

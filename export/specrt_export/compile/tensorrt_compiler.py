@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import CHAIN_HEAD, EncoderRecord, Geometry
+from specrt.bundle import CHAIN_HEAD, EncoderRecord
 from specrt.engine.head_engine import HeadEngine
 from specrt.engine.ort.ort_engine import check_hidden, silent_options, widths
 from specrt.engine.protocol import (
@@ -45,6 +45,7 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError, first_line
+from specrt.geometry import Geometry
 from specrt.speculation.drafters import PENDING
 from specrt.system.gpu import survey
 from specrt.system.memory import available_bytes

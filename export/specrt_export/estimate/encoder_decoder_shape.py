@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from specrt.bundle import Geometry
+from specrt.geometry import Geometry
 from specrt_export.checkpoint.config_number import whole_number
 from specrt_export.checkpoint.task import UNBOUNDED
 from specrt_export.estimate.model_shape import (
@@ -165,7 +165,7 @@ class EncoderDecoderShape:
     @property
     def geometry(self) -> Geometry:
         """Return the sizes of the decoder."""
-        return Geometry(
+        return Geometry.uniform(
             layers=self.decoder.layers,
             heads=self.decoder.heads,
             kv_heads=self.decoder.heads,

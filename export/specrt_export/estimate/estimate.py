@@ -466,7 +466,7 @@ def _working(
     where a source is long, and the hidden states of each row are kept.
     """
     g = shape.geometry
-    joined = (g.heads + 2 * g.kv_heads) * g.head_dim
+    joined = max((g.heads + 2 * own.kv_heads) * own.key_width for own in g.memories)
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
     scores = (g.heads + 1) * max(options.max_length, max_source)
     rows = max(options.gammas, default=0) + 1

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrt.bundle import CHAIN_HEAD, HEADS, Geometry
+from specrt.bundle import CHAIN_HEAD, HEADS
 from specrt.errors import CheckpointError, did_you_mean
+from specrt.geometry import Geometry
 from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
 
@@ -132,7 +133,7 @@ class ModelShape:
         layers, trained = number("num_hidden_layers"), number("max_position_embeddings", 2048)
         return cls(
             model_type=str(kind),
-            geometry=Geometry(
+            geometry=Geometry.uniform(
                 layers=layers,
                 heads=heads,
                 kv_heads=number("num_key_value_heads", heads),
@@ -170,8 +171,8 @@ class ModelShape:
     def matrices(self) -> Iterator[Matrix]:
         """Yield the matrices of an engine: projections that read the same input are one."""
         g, hidden = self.geometry, self.hidden
-        queries, keys = g.heads * g.head_dim, g.kv_heads * g.head_dim
-        for layer in range(g.layers):
+        for layer, own in enumerate(g.memories):
+            queries, keys = g.heads * own.key_width, own.kv_heads * own.key_width
             # The feature next to each token, where a head reads pairs.
             beside = hidden if HEADS.get(self.head) == CHAIN_HEAD and not layer else 0
             yield Matrix("layers", queries + 2 * keys, hidden + beside)
@@ -184,10 +185,10 @@ class ModelShape:
     def vectors(self) -> Iterator[int]:
         """Yield the sizes of norms and biases."""
         g, known = self.geometry, ARCHITECTURES[self.model_type]
-        joined = (g.heads + 2 * g.kv_heads) * g.head_dim
-        for _ in range(g.layers):
+        for own in g.memories:
+            joined = (g.heads + 2 * own.kv_heads) * own.key_width
             yield from (self.hidden,) * known.norms
-            yield from (g.head_dim,) * (2 * known.head_norms)
+            yield from (own.key_width,) * (2 * known.head_norms)
             yield from (joined,) * self.attention_bias
             yield from (self.hidden,) * (self.attention_bias and not known.query_bias)
             yield from (2 * self.intermediate, self.hidden) * self.mlp_bias

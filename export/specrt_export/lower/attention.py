@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,8 +11,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper
 
-from specrt.bundle import Geometry
 from specrt.engine.ort.ort_engine import silent_options
+from specrt.geometry import Geometry
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.lazy_tensor import in_memory
@@ -36,11 +36,21 @@ class Layer:
     key_update: onnx.NodeProto
     value_update: onnx.NodeProto
     index: int
+    """Of the buffers."""
+    shares: bool = False
+    """Whether an earlier layer has written the buffers."""
 
 
 def find_layers(view: GraphView) -> list[Layer]:
-    """Return the attention layers whose keys and values lie in the buffers of the contract."""
-    return [layer for node in view.nodes("Attention") if (layer := _take_apart(view, node))]
+    """Return the attention layers whose keys and values lie in the buffers of the contract.
+
+    They come in the order of the graph.
+    """
+    found = [layer for node in view.nodes("Attention") if (layer := _take_apart(view, node))]
+    owners: dict[int, Layer] = {}
+    for layer in found:
+        owners.setdefault(layer.index, layer)
+    return [replace(layer, shares=layer is not owners[layer.index]) for layer in found]
 
 
 def _take_apart(view: GraphView, node: onnx.NodeProto) -> Layer | None:
@@ -173,8 +183,11 @@ class FusedKernel(Protocol):
 
     domain: str
 
-    def rotates(self, angles: int) -> bool:
-        """Tell whether it rotates queries and keys by so many angles of a head."""
+    def takes(self, layer: Layer) -> bool:
+        """Tell whether it computes a layer; others stay as they are."""
+
+    def rotates(self, layer: Layer, angles: int) -> bool:
+        """Tell whether it rotates queries and keys of a layer by so many angles of a head."""
 
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """Return the attributes for a layer besides scale and softcap."""
@@ -203,13 +216,18 @@ class GroupQueryAttention:
         self._lengths = _lengths(view)
         self._surplus = surplus() if any(geometry.windows) else 0
 
-    def rotates(self, angles: int) -> bool:
+    def takes(self, layer: Layer) -> bool:
+        """See `FusedKernel`: keys and values have one width, and are the layer's own."""
+        memory = self._geometry.memories[layer.index]
+        return memory.key_width == memory.value_width and not layer.shares
+
+    def rotates(self, layer: Layer, angles: int) -> bool:
         """Tell whether the kernel takes the rotation: heads of 16, angles of 16, no more."""
-        return self._geometry.head_dim % 16 == 0 and angles % 16 == 0
+        return self._geometry.memories[layer.index].key_width % 16 == 0 and angles % 16 == 0
 
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """See `FusedKernel`; -1 stands for no window."""
-        keys = self._geometry.windows[layer.index]
+        keys = self._geometry.memories[layer.index].window
         return {
             "do_rotary": int(rotates),
             "local_window_size": keys - self._surplus if keys else -1,
@@ -242,7 +260,7 @@ def fuse_attention(
         return FusedAttention(0, 0, 0)
     view.require_domain(kernel.domain, 1)
     fusion = _Fusion(view, geometry, Rotations(view, max_length), kernel)
-    done = [fusion.fuse(layer) for layer in layers]
+    done = [fusion.fuse(layer) for layer in layers if kernel.takes(layer)]
     view.tidy()
     return FusedAttention(len(done), sum(r for r, _ in done), sum(j for _, j in done))
 
@@ -261,33 +279,40 @@ class _Fusion:
 
     def fuse(self, layer: Layer) -> tuple[bool, bool]:
         """Fuse one layer; return whether its rotation went in, and whether it was joined."""
-        geometry = self.geometry
-        query = self._heads(layer.node.input[0], geometry.heads)
-        key = self._heads(layer.key_update.input[1], geometry.kv_heads)
-        value = self._heads(layer.value_update.input[1], geometry.kv_heads, turns=False)
-        inside = query.tables is not None and query.tables == key.tables
-        inside = inside and self.kernel.rotates(query.tables[2] if query.tables else 0)
+        memory, heads = self.geometry.memories[layer.index], self.geometry.heads
+        width = memory.key_width
+        query = self._heads(layer.node.input[0], heads, width)
+        inside = query.tables is not None
+        inside = inside and self.kernel.rotates(layer, query.tables[2] if query.tables else 0)
+        if layer.shares:
+            query = query if inside else self._rotated(query, width)
+            self._emit(layer, [query.x, "", ""], query.tables)
+            return inside, False
+        key = self._heads(layer.key_update.input[1], memory.kv_heads, width)
+        value = self._heads(
+            layer.value_update.input[1], memory.kv_heads, memory.value_width, turns=False
+        )
+        inside = inside and query.tables == key.tables
         if not inside:
-            query, key = self._rotated(query), self._rotated(key)
+            query, key = self._rotated(query, width), self._rotated(key, width)
         packed = self._joined(query, key, value)
-        tables = query.tables[:2] if inside and query.tables else ()
-        self._emit(layer, packed or [query.x, key.x, value.x], tables)
+        self._emit(layer, packed or [query.x, key.x, value.x], query.tables)
         return inside, packed is not None
 
-    def _heads(self, name: str, heads: int, turns: bool = True) -> Heads:
+    def _heads(self, name: str, heads: int, width: int, turns: bool = True) -> Heads:
         rotary = match_rotary(self.view, name) if turns else None
         tables = self.rotations.tables(rotary) if rotary else None
         # Written out: a context of no tokens leaves nothing to tell it from.
-        size = heads * self.geometry.head_dim
+        size = heads * width
         if rotary is None or tables is None:
             return Heads(pack_heads(self.view, self.shapes, name, size), heads, None)
         return Heads(pack_heads(self.view, self.shapes, rotary.x, size), heads, tables)
 
-    def _rotated(self, heads: Heads) -> Heads:
+    def _rotated(self, heads: Heads, width: int) -> Heads:
         """Rotate outside attention, in one node."""
         if heads.tables is None:
             return heads
-        return Heads(rotate(self.view, heads, self.geometry.head_dim), heads.heads, None)
+        return Heads(rotate(self.view, heads, width), heads.heads, None)
 
     def _joined(self, *parts: Heads) -> list[str] | None:
         """Return the inputs of attention if one projection makes all three, else None."""
@@ -298,26 +323,27 @@ class _Fusion:
         joined = join_projections(self.view, projections)
         return [joined, "", ""] if joined is not None else None
 
-    def _emit(self, layer: Layer, inputs: list[str], tables: tuple[str, ...]) -> None:
-        view, geometry = self.view, self.geometry
+    def _emit(self, layer: Layer, inputs: list[str], rotation: tuple[str, str, int] | None) -> None:
+        view, memory = self.view, self.geometry.memories[layer.index]
+        tables = rotation[:2] if rotation else ()
         caches = [layer.key_update.input[0], layer.value_update.input[0]]
-        updated = [layer.key_update.output[0], layer.value_update.output[0]]
+        updated = [f"present_{name}" for name in caches]
         joined = view.fresh("attention")
         attributes: dict[str, Any] = view.attributes(layer.node)
         biases = self.kernel.biases(layer)
         beside = [*(tables or ("", "")), biases] if biases else tables
         view.add(
             type(self.kernel).__name__,
-            [*inputs, *caches, *self.kernel.lengths(), *beside],
-            outputs=[joined, *updated],
+            [*inputs, *(updated if layer.shares else caches), *self.kernel.lengths(), *beside],
+            outputs=[joined] if layer.shares else [joined, *updated],
             domain=self.kernel.domain,
-            num_heads=geometry.heads,
-            kv_num_heads=geometry.kv_heads,
-            scale=attributes.get("scale", geometry.head_dim**-0.5),
+            num_heads=self.geometry.heads,
+            kv_num_heads=memory.kv_heads,
+            scale=attributes.get("scale", memory.key_width**-0.5),
             softcap=attributes.get("softcap", 0.0),
             **self.kernel.attributes(layer, bool(tables)),
         )
-        hand_over(view, self.shapes, geometry.heads, layer.node.output[0], joined)
+        hand_over(view, self.shapes, self.geometry.heads, layer.node.output[0], joined)
 
 
 def pack_heads(view: GraphView, shapes: Shapes, name: str, width: int = -1) -> str:
@@ -399,8 +425,13 @@ def match_rotary(view: GraphView, name: str) -> Rotary | None:
     x ─┬─ Slice first R ─ the above ─┐
        └─ Slice the rest ─────────── Concat ─ value
     ```
+    Or of heads [B, S, H, D], transposed after it.
     Source: Su et al. 2021, arXiv:2104.09864.
     """
+    transpose = view.maker(name, "Transpose")
+    if transpose is not None and view.attributes(transpose).get("perm") == [0, 2, 1, 3]:
+        inner = match_rotary(view, transpose.input[0])
+        return inner and replace(inner, x=view.add("Transpose", [inner.x], perm=[0, 2, 1, 3]))
     joined = view.maker(name, "Concat")
     if joined is None:
         return _match_whole(view, name)

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from specrt.bundle import Geometry
+from specrt.geometry import Geometry
 from specrt_export.lower.attention import fold_query_scale
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
@@ -128,6 +128,44 @@ def _before(view: GraphView, node: onnx.NodeProto | None) -> Iterator[str]:
     while node is not None:
         yield node.input[0]
         node = view.maker(node.input[0], "Reshape")
+
+
+_TURNED = [0, 2, 1]
+
+
+def sink_transposes(view: GraphView) -> None:
+    """Move a change of channels and positions after what is cut and multiplied, where two meet.
+
+    ```
+    x ─ Transpose ─ Split ─┬─ Mul ─ Transpose ─ y      =>      x ─ Split ─┬─ Mul ─ y
+                           └──┘                                           └──┘
+    ```
+    """
+    for node in view.nodes("Split", "Mul"):
+        before = [_turned(view, name) for name in node.input[: 2 - (node.op_type == "Split")]]
+        if not all(before):
+            continue
+        attributes = view.attributes(node)
+        if node.op_type == "Split":
+            rank_axis = attributes.get("axis", 0) % 3
+            attributes["axis"] = _TURNED[rank_axis]
+        made = [view.fresh("part") for _ in node.output]
+        view.add(node.op_type, [*map(str, before), *node.input[len(before) :]], outputs=made,
+                 **attributes)  # fmt: skip
+        for name, output in zip(made, list(node.output), strict=True):
+            view.add("Transpose", [name], outputs=[output], perm=_TURNED)
+    for node in view.nodes("Transpose"):
+        source = _turned(view, node.input[0])
+        if source and view.attributes(node).get("perm") == _TURNED:
+            view.replace(node.output[0], source)
+    view.tidy()
+
+
+def _turned(view: GraphView, name: str) -> str | None:
+    """Return what a value is, with channels and positions changed, if that is how it is made."""
+    maker = view.maker(name, "Transpose")
+    is_turned = maker is not None and view.attributes(maker).get("perm") == _TURNED
+    return maker.input[0] if maker is not None and is_turned else None
 
 
 def split_projections(view: GraphView) -> None:
@@ -351,11 +389,12 @@ def fix_shapes(
 
     With `max_source` also the length of cross keys and values.
     """
-    buffer = (batch, geometry.kv_heads, max_length, geometry.head_dim)
     for value in [*graph.input, *graph.output]:
         dims = value.type.tensor_type.shape.dim
-        if value.name.removeprefix("present_").partition(".")[0] in ("key", "value"):
-            for dim, size in zip(dims, buffer, strict=True):
+        buffer = geometry.buffers.get(value.name.removeprefix("present_"))
+        if buffer is not None:
+            sizes = batch, buffer.heads, max_length, buffer.width
+            for dim, size in zip(dims, sizes, strict=True):
                 dim.dim_value = size
         elif value.name.partition(".")[0] in _BY_ROW:
             dims[0].dim_value = batch
@@ -372,6 +411,7 @@ def canonicalize(view: GraphView, counts: Counts) -> None:
     fuse_row_selection(view)
     unfold_rows(view)
     drop_reshapes(view)
+    sink_transposes(view)
     split_projections(view)
     split_heads(view)
     lift_transposes(view)

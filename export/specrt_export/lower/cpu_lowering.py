@@ -9,10 +9,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from specrt.engine.ort.ort_engine import packed_shape
 from specrt.errors import BuildError
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lower.attention import Layer, Rotary, sees_ahead, tabulate
+from specrt_export.lower.canonical import sink_transposes
+from specrt_export.lower.convolution import fuse_convolutions
 from specrt_export.lower.cross_attention import (
     CROSS_ATTENTION,
     LENGTHS,
@@ -52,7 +55,6 @@ from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.tiles import (
     TILE,
     alternating,
-    tile_count,
     tiled_codes,
     tiled_floats,
     whole_tiles,
@@ -68,10 +70,15 @@ def lower_cpu(
 ) -> Lowered:
     """Rewrite a portable graph; weights are read where the smallest format is looked for."""
     view, counts = canonical_view(portable, weights, target)
+    view.graph.input.append(_value(POSITIONS, TensorProto.INT64, ["S"]))
     crossing = fuse_cross_attention(view)
+    convolutions = fuse_convolutions(view, SLOTS, POSITIONS)
     attend(view, target, Attention(view, target), counts)
     if crossing:
         counts["cross_attention"] = crossing, crossing
+    if convolutions:
+        counts["convolution"] = convolutions, convolutions
+        sink_transposes(view)
     _tabulate_angles(view, target.max_length)
     counts["gate_up"] = fuse_gates(view)
     _score_alone(view)
@@ -102,18 +109,26 @@ class Attention:
         self._biases: dict[tuple[str, int], str] = {}
         self._has_blocks = any(i.name == CONTEXT for i in view.graph.input)
 
-    def rotates(self, angles: int) -> bool:
+    def takes(self, layer: Layer) -> bool:
+        """See `FusedKernel`: it takes any."""
+        return True
+
+    def rotates(self, layer: Layer, angles: int) -> bool:
         """See `FusedKernel`: it takes any."""
         return True
 
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """See `FusedKernel`; a window of 0 is none."""
-        geometry = self._geometry
-        ahead = self._has_blocks and sees_ahead(self._view, layer)
+        memory = self._geometry.memories[layer.index]
+        optional = {
+            "value_size": memory.value_width if memory.value_width != memory.key_width else 0,
+            "shared": layer.shares,
+            "bidirectional": self._has_blocks and sees_ahead(self._view, layer),
+        }
         return {
-            "head_size": geometry.head_dim,
-            "local_window_size": geometry.windows[layer.index],
-            **({"bidirectional": 1} if ahead else {}),
+            "head_size": memory.key_width,
+            "local_window_size": memory.window,
+            **{name: int(value) for name, value in optional.items() if value},
         }
 
     def lengths(self) -> list[str]:
@@ -124,7 +139,7 @@ class Attention:
         """See `FusedKernel`: what the layer's mask has where a key is seen, by its distance."""
         if self._has_blocks:
             return ""  # their masks say what is seen, and no more
-        mask, window = layer.node.input[3], self._geometry.windows[layer.index]
+        mask, window = layer.node.input[3], self._geometry.memories[layer.index].window
         if (mask, window) not in self._biases:
             table = bias_by_distance(self._view, mask, self._geometry, window, self._length)
             stored = ""
@@ -272,19 +287,17 @@ def _pack(view: GraphView, target: OrtTarget) -> None:
 
 def _declare(view: GraphView, target: OrtTarget) -> None:
     """Declare inputs and outputs of the packed graph."""
-    geometry, batch, max_source = target.geometry, target.batch, target.max_source
-    groups = tile_count(target.max_length)
-    shapes: dict[str, list[int | str]] = {
-        "key": [batch, geometry.kv_heads, groups, geometry.head_dim, TILE],
-        "value": [batch, geometry.kv_heads, groups * TILE, tile_count(geometry.head_dim) * TILE],
-    }
-    for values in (view.graph.input, view.graph.output):
-        for value in values:
-            kind = value.name.removeprefix("present_").partition(".")[0]
-            crosses = cross_shape(value, batch, max_source)
-            if kind in shapes or crosses:
-                value.CopyFrom(_value(value.name, TensorProto.FLOAT, crosses or shapes[kind]))
-    inputs = [i for i in view.graph.input if i.name not in ("start", "source_length")]
+    batch, max_source = target.batch, target.max_source
+    for value in (*view.graph.input, *view.graph.output):
+        name = value.name.removeprefix("present_")
+        shape = cross_shape(value, batch, max_source)
+        if name in target.geometry.buffers:
+            one = target.geometry.buffers[name]
+            shape = packed_shape(name, one.heads, one.width, batch, target.max_length)
+        if shape:
+            value.CopyFrom(_value(value.name, TensorProto.FLOAT, shape))
+    gone = "start", "source_length", POSITIONS
+    inputs = [i for i in view.graph.input if i.name not in gone]
     inputs += [_value(name, TensorProto.INT64, ["T"]) for name in (SLOTS, POSITIONS)]
     if max_source:
         inputs.append(_value(LENGTHS, TensorProto.INT64, [batch]))
@@ -292,7 +305,7 @@ def _declare(view: GraphView, target: OrtTarget) -> None:
     view.graph.input.extend(inputs)
 
 
-def _value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
+def _value(name: str, kind: int, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
@@ -306,8 +319,11 @@ def _hand_in_positions(view: GraphView) -> None:
     """
     one = view.add_constant("rows", np.array([1], np.int64))
     for node in view.nodes("Shape"):
-        if node.input[0] == "start":
-            view.replace(node.output[0], one)
+        is_first = (
+            view.attributes(node).get("start", 0) == 0 and view.attributes(node).get("end") == 1
+        )
+        if node.input[0] == "start" or (is_first and view.maker(node.input[0]) is None):
+            view.replace(node.output[0], one)  # the tokens of all rows are one sequence
     row, column = (view.add_constant("axis", np.array([axis], np.int64)) for axis in (0, 1))
     handed = view.add("Unsqueeze", [POSITIONS, row])
     for node in view.nodes("Add"):

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from specrt.engine.ort.ort_engine import packed_shape
 from specrt.errors import BuildError
 from specrt_export.lower.attention import hand_over, pack_heads
 from specrt_export.lower.canonical import CROSS_KEY, is_cross
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.projections import SPECRT
 from specrt_export.lower.shapes import Shapes
-from specrt_export.lower.tiles import TILE, tile_count
 from specrt_export.lower.view import GraphView
 
 CROSS_ATTENTION = "CrossAttention"
@@ -62,15 +62,12 @@ def fuse_cross_attention(view: GraphView) -> int:
     return len(layers)
 
 
-def cross_shape(value: onnx.ValueInfoProto, batch: int, max_source: int) -> list[int | str]:
+def cross_shape(value: onnx.ValueInfoProto, batch: int, max_source: int) -> tuple[int, ...]:
     """Return the shape of cross keys or values as the kernels read them; empty of other values."""
     if not is_cross(value.name):
-        return []
-    dims = value.type.tensor_type.shape.dim
-    heads, size, groups = dims[1].dim_value, dims[3].dim_value, tile_count(max_source)
-    if _kind(value.name) == CROSS_KEY:
-        return [batch, heads, groups, size, TILE]
-    return [batch, heads, groups * TILE, tile_count(size) * TILE]
+        return ()
+    _, heads, _, width = (dim.dim_value for dim in value.type.tensor_type.shape.dim)
+    return packed_shape(value.name, heads, width, batch, max_source)
 
 
 def _kind(name: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import Geometry
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.view import GraphView
 
@@ -58,11 +58,9 @@ def _mask(
     view: GraphView, mask: str, geometry: Geometry, length: int, start: int, width: int
 ) -> NDArray[np.float32]:
     """Return the mask [H, S, M] of some tokens of one row."""
-    shape = (1, geometry.kv_heads, length, geometry.head_dim)
-    buffer = np.zeros(shape, np.float32)
     feeds: dict[str, NDArray[Any]] = {
         "input_ids": np.zeros((1, width), np.int64), "start": np.array([start], np.int64),
-        **{f"{kind}.{i}": buffer for kind in ("key", "value") for i in range(geometry.layers)},
+        **geometry.filled(1, length),
     }  # fmt: skip
     (found,) = evaluate(view, [mask], feeds)
     whole: NDArray[np.float32] = np.broadcast_to(found[0], (found.shape[1], width, length))

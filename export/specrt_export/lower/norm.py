@@ -25,6 +25,7 @@ def fuse_rms_norm(view: GraphView) -> tuple[int, int]:
                                                            w ───┘
       =>  x, w ─ SimplifiedLayerNormalization ─ y
     ```
+    Also with `Pow -0.5` for the last two, and without w, which are ones then.
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     fused = 0
@@ -44,7 +45,30 @@ def fuse_rms_norm(view: GraphView) -> tuple[int, int]:
                 fused += 1
                 break
     view.tidy()
-    return fused, fused + len(view.nodes("Reciprocal"))
+    fused += _fuse_unscaled(view)
+    written = len(view.nodes("Reciprocal")) + len(_inverse_roots(view))
+    return fused, fused + written
+
+
+def _fuse_unscaled(view: GraphView) -> int:
+    """Replace norms that have no weight; return how many."""
+    fused, shapes = 0, Shapes(view)
+    for product in view.nodes("Mul"):
+        match, dims = _normalised(view, product.output[0]), shapes.dims(product.output[0])
+        if match and dims and isinstance(dims[-1], int):
+            ones = view.add_constant("ones", np.ones(dims[-1], np.float32))
+            x, epsilon = match
+            view.add(
+                "SimplifiedLayerNormalization", [x, ones], outputs=[product.output[0]], axis=-1,
+                epsilon=epsilon, stash_type=1,
+            )  # fmt: skip
+            fused += 1
+    view.tidy()
+    return fused
+
+
+def _inverse_roots(view: GraphView) -> list[onnx.NodeProto]:
+    return [node for node in view.nodes("Pow") if view.scalar(node.input[1]) == -0.5]
 
 
 def write_out_norms(view: GraphView) -> set[str]:
@@ -164,9 +188,12 @@ def _normalised(view: GraphView, name: str) -> tuple[str, float] | None:
 
 def _inverse_rms(view: GraphView, name: str, x: str) -> float | None:
     """Return ε if a value is 1 / sqrt(mean(x²) + ε)."""
-    node = view.maker(name, "Reciprocal")
-    node = node and view.maker(node.input[0], "Sqrt")
-    node = node and view.maker(node.input[0], "Add")
+    inverse = view.maker(name, "Reciprocal")
+    root = inverse and view.maker(inverse.input[0], "Sqrt")
+    power = view.maker(name, "Pow")
+    if power is not None and view.scalar(power.input[1]) == -0.5:
+        root = power
+    node = root and view.maker(root.input[0], "Add")
     if not node:
         return None
     for mean, epsilon in (node.input, reversed(node.input)):

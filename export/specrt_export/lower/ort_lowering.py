@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from specrt.bundle import Geometry
+from specrt.geometry import Geometry
 from specrt_export.lower.attention import FusedKernel, GroupQueryAttention, fuse_attention
 from specrt_export.lower.canonical import (
     canonicalize,

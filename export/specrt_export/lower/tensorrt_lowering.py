@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from specrt.bundle import Geometry
 from specrt.engine.tensorrt.engine_record import KV_LENGTH
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE, NATIVE_FROM
 from specrt.errors import BuildError
+from specrt.geometry import Geometry
 from specrt_export.lower.attention import Layer, Rotations, find_layers, match_rotary, positions
 from specrt_export.lower.canonical import (
     canonicalize,
@@ -216,20 +216,21 @@ def _rotate(view: GraphView, target: TensorRtTarget) -> int:
     rotations = Rotations(view, target.max_length)
     rotated = 0
     for layer in find_layers(view):
-        names = (layer.node.input[0], layer.key_update.input[1])
-        turned = [_rotate_one(view, name, rotations, target.geometry) for name in names]
+        names = [layer.node.input[0], *([] if layer.shares else [layer.key_update.input[1]])]
+        width = target.geometry.memories[layer.index].key_width
+        turned = [_rotate_one(view, name, rotations, width) for name in names]
         rotated += all(turned)
     view.tidy()
     return rotated
 
 
-def _rotate_one(view: GraphView, name: str, rotations: Rotations, geometry: Geometry) -> bool:
+def _rotate_one(view: GraphView, name: str, rotations: Rotations, head: int) -> bool:
     rotary = match_rotary(view, name)
     tables = rotations.tables(rotary) if rotary else None
     if rotary is None or tables is None:
         return False
     cos, sin, width = tables
-    part = 0 if width == geometry.head_dim else width
+    part = 0 if width == head else width
     inputs = [rotary.x, cos, sin, positions(view)]
     view.add("RotaryEmbedding", inputs, outputs=[name], rotary_embedding_dim=part)
     return True
@@ -305,22 +306,23 @@ def write_out(view: GraphView, geometry: Geometry, *, everything: bool) -> set[s
 
 def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
     """Write one layer out; return its masked scores."""
+    memory = geometry.memories[layer.index]
     attributes = view.attributes(layer.node)
-    scale = attributes.get("scale", geometry.head_dim**-0.5)
+    scale = attributes.get("scale", memory.key_width**-0.5)
     query, keys, values, mask = layer.node.input[:4]
     # Scaled before the product, which then stays far from the ends of half precision.
     factor = view.add_constant("scale", np.array(scale, np.float32))
     scaled = view.add("Mul", [query, factor])
-    rows = _reshape_to(view, scaled, [0, geometry.kv_heads, -1, geometry.head_dim])
+    rows = _reshape_to(view, scaled, [0, memory.kv_heads, -1, memory.key_width])
     turned = view.add("Transpose", [keys], perm=[0, 1, 3, 2])
     length = _length(view, layer)
     scores = view.add("MatMul", [rows, turned])
     scores = _capped(view, scores, attributes.get("softcap", 0.0))
     masked = view.add("Add", [_reshape_to(view, scores, [0, geometry.heads, -1, length]), mask])
     shares = view.add("Softmax", [masked], axis=-1)
-    grouped = _reshape_to(view, shares, [0, geometry.kv_heads, -1, length])
+    grouped = _reshape_to(view, shares, [0, memory.kv_heads, -1, length])
     mixed = view.add("MatMul", [grouped, values])
-    heads = [0, geometry.heads, -1, geometry.head_dim]
+    heads = [0, geometry.heads, -1, memory.value_width]
     _reshape_to(view, mixed, heads, layer.node.output[0])
     return masked
 
@@ -434,22 +436,25 @@ def group_queries(view: GraphView, geometry: Geometry) -> int:
     Where a kernel wants as many key heads as query heads, keys and values are then not repeated.
     Not with a single key head: one head left alone gets no attention kernel (TensorRT for RTX 1.7).
     """
-    groups = geometry.heads // geometry.kv_heads
-    nodes = view.nodes("Attention") if groups > 1 and geometry.kv_heads > 1 else []
-    nodes = [n for n in nodes if not is_cross(n.input[1])]
-    masks: dict[str, str] = {}
-    for node in nodes:
+    found, shapes = 0, Shapes(view)
+    masks: dict[tuple[str, int], str] = {}
+    for node in view.nodes("Attention"):
+        keys, values = (shapes.dims(name) for name in node.input[1:3])
+        if is_cross(node.input[1]) or keys is None or values is None:
+            continue
+        kv_heads, groups = int(keys[1]), geometry.heads // int(keys[1])
+        if groups == 1 or kv_heads == 1:
+            continue
         mask = node.input[3]
-        if mask not in masks:
-            masks[mask] = view.add("Concat", [mask] * groups, axis=2)
-        rows = [0, geometry.kv_heads, -1, geometry.head_dim]
-        grouped = _reshape_to(view, node.input[0], rows)
-        inputs = [grouped, *node.input[1:3], masks[mask]]
+        if (mask, groups) not in masks:
+            masks[mask, groups] = view.add("Concat", [mask] * groups, axis=2)
+        grouped = _reshape_to(view, node.input[0], [0, kv_heads, -1, int(keys[3])])
+        inputs = [grouped, *node.input[1:3], masks[mask, groups]]
         mixed = view.add("Attention", inputs, **view.attributes(node))
-        heads = [0, geometry.heads, -1, geometry.head_dim]
-        _reshape_to(view, mixed, heads, node.output[0])
+        _reshape_to(view, mixed, [0, geometry.heads, -1, int(values[3])], node.output[0])
+        found += 1
     view.tidy()
-    return len(nodes)
+    return found
 
 
 _ROW_BY_ROW = (

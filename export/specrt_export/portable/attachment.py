@@ -14,8 +14,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from specrt.bundle import Geometry
 from specrt.errors import CheckpointError, ExportError
+from specrt.geometry import Geometry
 from specrt.held_file import replacing
 from specrt_export.checkpoint.checkpoint import NEVER_READ, Checkpoint
 from specrt_export.checkpoint.safetensors_file import WeightBytes, map_array, same_floats

@@ -23,21 +23,22 @@ from transformers.cache_utils import EncoderDecoderCache
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import BaseModelOutput
 
-from specrt.bundle import Geometry
 from specrt.errors import ExportError
+from specrt.geometry import Geometry
 from specrt_export.checkpoint.task import SPEECH, UNBOUNDED, ModelTask, normalized
 from specrt_export.portable.fake_model import StoredWeights, build
 from specrt_export.portable.graph import EXACT, PART, SOURCE, TASK, SourceGeometry
 from specrt_export.portable.hook import Buffers, Hook, Probe, TracedSource, installed
 from specrt_export.portable.trace import (
     BATCH,
-    LENGTH,
     ROWS,
     WIDTH,
     Traced,
     best_ids,
+    buffer_dims,
     check_positions,
     contract,
+    example_buffers,
     fill,
     graph_of,
     quiet,
@@ -249,22 +250,6 @@ def conditioned_cache(own: Any, cross: Pairs) -> _Cache:
     return _Cache(own, SimpleNamespace(layers=layers), updated)
 
 
-class CrossProbe:
-    """A cache of a source that keeps the keys and values that it is shown."""
-
-    def __init__(self) -> None:
-        self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
-        self.keys: list[Tensor] = []
-
-    def update(
-        self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Keep a layer's keys and values [B, H, E, D]."""
-        self.pairs[layer] = (key, value)
-        self.keys.append(key)
-        return key, value
-
-
 def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGeometry]:
     """Run the decoder once on fake tensors and read off the geometry it really has.
 
@@ -277,26 +262,20 @@ def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGe
             "num_mel_bins in its config.json. Export a Whisper model"
         )
     layers, width = int(sizes.num_layers), int(sizes.hidden_size)
-    probe, cross = Probe(layers, WIDTH), CrossProbe()
+    probe, cross = Probe(layers, WIDTH), Probe(layers, SOURCE_WIDTH)
     positions = torch.arange(WIDTH).unsqueeze(0)
     hook.begin(positions, TracedSource(None, cross.keys))
     output = _run(model, torch.zeros_like(positions), torch.zeros(1, SOURCE_WIDTH, width),
                   _Cache(probe, cross, {}))  # fmt: skip
-    kept = sorted(probe.shapes) == sorted(cross.pairs) == sorted(hook.windows)
-    if not kept or sorted(probe.shapes) != list(range(layers)):
+    memories = probe.memories(hook, layers, config.model_type)
+    shapes = {tuple(one.shape) for pair in cross.pairs.values() for one in pair}
+    if sorted(cross.pairs) != list(range(layers)) or len(shapes) != 1:
         raise ExportError(
-            f"{config.model_type} attends to its text in layers {sorted(hook.windows)}, and to its "
-            f"source in {sorted(cross.pairs)}, of {layers}; the portable graph needs both in each, "
-            "through transformers' attention interface"
+            f"{config.model_type} attends to its source in layers {sorted(cross.pairs)} of "
+            f"{layers}, with keys and values of shapes {sorted(shapes)}; the portable graph needs "
+            "one shape in all layers, through transformers' attention interface"
         )
-    own = {shape for pair in probe.shapes.values() for shape in pair}
-    other = {tuple(one.shape) for pair in cross.pairs.values() for one in pair}
-    if len(own) != 1 or len(other) != 1:
-        raise ExportError(
-            f"{config.model_type} keeps keys and values of several shapes ({sorted(own)}, and "
-            f"{sorted(other)} of a source); the portable graph needs one for all layers"
-        )
-    (_, kv_heads, _, head_dim), (_, heads, _, cross_dim) = own.pop(), other.pop()
+    _, heads, _, cross_dim = shapes.pop()
     encoder, decoder = model.get_encoder(), model.get_decoder()
     source = SourceGeometry(
         max_source=table_size(encoder),
@@ -307,15 +286,8 @@ def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGe
         features=int(config.num_mel_bins) if speech else 0,
         frames=_frames(encoder) if speech else 0,
     )
-    geometry = Geometry(
-        layers=layers,
-        heads=hook.heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=int(output.logits.shape[-1]),
-        max_positions=table_size(decoder),
-        windows=tuple(hook.windows[layer] for layer in range(layers)),
-    )
+    vocabulary = int(output.logits.shape[-1])
+    geometry = Geometry(hook.heads, vocabulary, table_size(decoder), memories)
     return geometry, source
 
 
@@ -344,22 +316,22 @@ class ConditionedDecoder(torch.nn.Module):
 
     def forward(
         self, input_ids: Tensor, source_length: Tensor, start: Tensor, rows: Tensor,
-        cross: Pairs, pairs: Pairs,
-    ) -> tuple[Tensor, Tensor, Pairs]:  # fmt: skip
+        cross: Pairs, buffers: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:  # fmt: skip
         """Run the decoder at positions start .. start + S.
 
         Shapes: input_ids [B, S], source_length [B], start [B], rows [R], cross pairs [B, H, E, D],
-        pairs [B, Hkv, M, D]; returns logits [B, R, V], their argmax [B, R] (-1 for a row with a
-        NaN), and the pairs as written.
+        buffers [B, heads, M, width]; returns logits [B, R, V], their argmax [B, R] (-1 for a row
+        with a NaN), and the buffers as written.
         """
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
-        buffers, keys = Buffers(pairs, start), [key for key, _ in cross]
+        cache, keys = Buffers(buffers, start), [key for key, _ in cross]
         self.hook.begin(positions, TracedSource(source_length, keys))
         # Of the states that cross keys were made of, a model reads only how many they are.
         hidden = torch.zeros(input_ids.shape[0], keys[0].shape[2], 1)
         with rows_only(self.model, rows):
-            logits = _run(self.model, input_ids, hidden, conditioned_cache(buffers, cross)).logits
-        return logits, best_ids(self.model, logits, False), buffers.pairs
+            logits = _run(self.model, input_ids, hidden, conditioned_cache(cache, cross)).logits
+        return logits, best_ids(self.model, logits, False), cache.written
 
 
 class CrossProjections(torch.nn.Module):
@@ -373,7 +345,7 @@ class CrossProjections(torch.nn.Module):
     def forward(self, hidden: Tensor) -> Pairs:
         """Return a pair [B, H, E, D] of each layer, of hidden states [B, E, W]."""
         tokens = torch.zeros(hidden.shape[0], 1, dtype=torch.int64)
-        probe, cross = Probe(1, 1), CrossProbe()
+        probe, cross = Probe(1, 1), Probe(1, 1)
         self.hook.begin(tokens, TracedSource(None, cross.keys))
         _run(self.model, tokens, hidden, _Cache(probe, cross, {}))
         return [cross.pairs[layer] for layer in sorted(cross.pairs)]
@@ -417,7 +389,6 @@ def cross_names(layers: int) -> tuple[str, ...]:
 
 def _decoder(model: Any, hook: Hook, geometry: Geometry, source: SourceGeometry) -> _Graph:
     batch, width, length, rows, reach = (torch.export.Dim(name) for name in "BSMRE")
-    own = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
     other = (BATCH, source.heads, SOURCE_WIDTH, source.head_dim)
     count = range(geometry.layers)
     inputs = (
@@ -426,15 +397,15 @@ def _decoder(model: Any, hook: Hook, geometry: Geometry, source: SourceGeometry)
         torch.zeros(BATCH, dtype=torch.int64),
         torch.zeros(ROWS, dtype=torch.int64),
         [(torch.zeros(other), torch.zeros(other)) for _ in count],
-        [(torch.zeros(own), torch.zeros(own)) for _ in count],
+        example_buffers(geometry),
     )
-    kv, cross = {0: batch, 2: length}, {0: batch, 2: reach}
+    cross = {0: batch, 2: reach}
     shapes = (
         {0: batch, 1: width}, {0: batch}, {0: batch}, {0: rows},
-        [(cross, cross) for _ in count], [(kv, kv) for _ in count],
+        [(cross, cross) for _ in count], buffer_dims(geometry, batch, length),
     )  # fmt: skip
     graph = graph_of(ConditionedDecoder(model, hook).eval(), inputs, shapes)
-    (tokens, *names), outputs = contract(geometry.layers, reads=cross_names(geometry.layers))
+    (tokens, *names), outputs = contract(geometry, reads=cross_names(geometry.layers))
     return graph, (tokens, "source_length", *names), outputs
 
 

@@ -6,7 +6,7 @@ import ast
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,14 @@ from specrt_export.portable.trace import Traced, quiet, trace
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
-RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rwkv")
+RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "hybrid", "ssm", "rwkv")
 
 LENGTH_DEPENDENT = ("dynamic", "su")
 
 # fmt: off
 RECURRENT_TYPES = frozenset((
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
-    "lfm2", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
+    "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
     "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba",
     "zamba2",
 ))
@@ -366,7 +366,7 @@ def describe(traced: Traced) -> None:
     model.metadata_props.update(
         {
             "specrt.format": FORMAT,
-            GEOMETRY: json.dumps(traced.geometry.to_json()),
+            GEOMETRY: json.dumps(asdict(traced.geometry)),
             MODEL_TYPE: traced.model_type,
             "specrt.exporter": json.dumps(exporter()),
             **traced.facts,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,22 @@ def build(
         # The angles of short texts, which hold as far as `trained_positions` reaches.
         if getattr(module, "rope_type", None) == LONG_ROPE:
             module.rope_type = "default"
+        if hasattr(module, "expand_kv"):
+            module.expand_kv = MethodType(_expanded, module)
     return model.eval(), buffers
+
+
+def _expanded(attention: Any, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of multi-head latent attention; see DeepSeek-V2, arXiv:2405.04434.
+
+    transformers writes keys into an empty tensor, which traces into scatters.
+    Shapes: latent [B, 1, S, rank]; rotated [B, 1, S, R], which is the end of each head's key;
+    returns [B, H, S, N + R] and [B, H, S, V].
+    """
+    sizes = attention.qk_nope_head_dim, attention.v_head_dim
+    heads = attention.kv_b_proj(latent.squeeze(1)).unflatten(-1, (-1, sum(sizes)))
+    keys, values = heads.transpose(1, 2).split(sizes, -1)
+    return torch.cat((keys, rotated.expand(-1, keys.shape[1], -1, -1)), -1), values
 
 
 @contextmanager

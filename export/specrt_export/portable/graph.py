@@ -13,9 +13,9 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from specrt.bundle import Geometry
 from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError, ExportError
+from specrt.geometry import Geometry
 from specrt.records import read
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
@@ -226,7 +226,7 @@ def facts_of(model: onnx.ModelProto) -> dict[str, str]:
 def geometry_of(model: onnx.ModelProto) -> Geometry:
     """Return the geometry of a graph that `read_graph` read."""
     try:
-        return Geometry.from_json(json.loads(facts_of(model)[GEOMETRY]))
+        return read(Geometry, json.loads(facts_of(model)[GEOMETRY]), "geometry")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(
             f"the graph's geometry cannot be read ({error}); export it again with `specrt export`"
@@ -402,12 +402,8 @@ class GraphRun:
 
     def reset(self, batch: int, length: int) -> None:
         """Start over with KV buffers of `batch` rows and `length` positions."""
-        one = self.geometry
-        kinds = ("key.", "value.")
-        names = [i.name for i in self._session.get_inputs() if i.name.startswith(kinds)]
-        shape = (batch, one.kv_heads, length, one.head_dim)
         # Not zero: what lies beyond a row's length must not matter.
-        self._buffers = {name: np.full(shape, 3.0, np.float32) for name in names}
+        self._buffers = self.geometry.filled(batch, length, 3.0)
 
     def repeat(self, filled: int) -> None:
         """Fill the KV buffers with copies of their first positions, whatever is there."""

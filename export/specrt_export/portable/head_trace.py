@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx.ops import symbolic
 
-from specrt.bundle import Geometry
 from specrt.engine.ort.block_engine import BLOCK
+from specrt.geometry import Geometry
 from specrt_export.heads.dflash_format import (
     CONFIDENCE,
     CONTEXT,
@@ -74,7 +74,7 @@ def _trace_eagle3(head: Head, positions: int) -> Traced:
             hidden = torch.zeros(BATCH, WIDTH, head.config.width)
             graph = export_module(module, geometry, [(hidden, "S")])
     fill(graph, {n: n for n, _ in model.named_parameters()}, buffers)
-    names = contract(geometry.layers, reads=(HIDDEN,), makes=("state",))
+    names = contract(geometry, reads=(HIDDEN,), makes=("state",))
     return Traced(graph, geometry, head.KIND, *names)
 
 
@@ -98,7 +98,7 @@ def _trace_block(head: BlockHead, positions: int) -> Traced:
         MARKOV_CONFIDENCE: config.confidence_reads_markov,
     }  # fmt: skip
     names = contract(
-        geometry.layers,
+        geometry,
         reads=(CONTEXT, PREVIOUS) if config.markov_rank else (CONTEXT,),
         makes=[name for name, there in made.items() if there],
     )
@@ -117,7 +117,7 @@ def _geometry(
     model: Any, head: HeadCheckpoint, positions: int, windows: tuple[int, ...]
 ) -> Geometry:
     sizes = model.config
-    return Geometry(
+    return Geometry.uniform(
         layers=head.config.layers,
         heads=sizes.num_attention_heads,
         kv_heads=sizes.num_key_value_heads,
@@ -139,25 +139,26 @@ class DraftHead(torch.nn.Module):
 
     def forward(
         self, input_ids: Tensor, start: Tensor, rows: Tensor, hidden: Tensor,
-        pairs: list[tuple[Tensor, Tensor]],
-    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor]]]:  # fmt: skip
+        buffers: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:  # fmt: skip
         """Run the head at positions start .. start + S.
 
-        Shapes: input_ids [B, S], start [B], rows [R], hidden [B, S, H], pairs of [B, Hkv, M, D];
-        returns logits [B, R, entries], their argmax [B, R] as the target's ids (-1 for a row with
-        a NaN), the states [B, R, H] that the next token is paired with, and the pairs as written.
+        Shapes: input_ids [B, S], start [B], rows [R], hidden [B, S, H], buffers
+        [B, heads, M, width]; returns logits [B, R, entries], their argmax [B, R] as the target's
+        ids (-1 for a row with a NaN), the states [B, R, H] that the next token is
+        paired with, and the buffers as written.
         """
         from transformers.masking_utils import causal_mask_function
 
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
-        buffers = Buffers(pairs, start)
+        cache = Buffers(buffers, start)
         self.hook.begin(positions)
-        mask = self.hook.mask(buffers.length, cast(Any, causal_mask_function))
+        mask = self.hook.mask(cache.length, cast(Any, causal_mask_function))
         embeds = self.model.embed_tokens(input_ids)
-        states = self.model(embeds, hidden, positions, mask, buffers).index_select(1, rows)
+        states = self.model(embeds, hidden, positions, mask, cache).index_select(1, rows)
         logits = self.model.logits(states)
         best = best_ids(self.model, logits, self.maps)
-        return logits, best, self.model.fed_back(states), buffers.pairs
+        return logits, best, self.model.fed_back(states), cache.written
 
 
 class DraftBlock(torch.nn.Module):
@@ -170,25 +171,26 @@ class DraftBlock(torch.nn.Module):
 
     def forward(
         self, input_ids: Tensor, start: Tensor, rows: Tensor, context: Tensor,
-        pairs: list[tuple[Tensor, Tensor]],
+        buffers: dict[str, Tensor],
     ) -> tuple[Any, ...]:  # fmt: skip
         """Write the context at positions start .. start + C, and run a block after it.
 
         Row r scores the token that follows position r of the block. What the block leaves in the
         buffers is junk, which the next pass writes over.
-        Shapes: input_ids [B, S], start [B], rows [R], context [B, C, H], pairs of [B, Hkv, M, D];
-        returns logits [B, R, entries], their argmax [B, R] as the target's ids (-1 for a row with
-        a NaN), the confidence [B, R] if there is a head of it, and the pairs as written.
+        Shapes: input_ids [B, S], start [B], rows [R], context [B, C, H], buffers
+        [B, heads, M, width]; returns logits [B, R, entries], their argmax [B, R] as the target's
+        ids (-1 for a row with a NaN), the confidence [B, R] if there is a head of it, and
+        the buffers as written.
         """
         model, config = self.model, self.model.flags
         behind = context.shape[1]
         positions = start.unsqueeze(1) + torch.arange(behind + input_ids.shape[1])
-        buffers = Buffers(pairs, start)
-        places = torch.arange(cast(int, buffers.length))
+        cache = Buffers(buffers, start)
+        places = torch.arange(cast(int, cache.length))
         masks: dict[tuple[int, bool], Tensor] = {}
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = buffers.update(key, value, layer)
+            keys, values = cache.update(key, value, layer)
             kind = config.windows[layer], config.causal[layer]
             if kind not in masks:
                 masks[kind] = block_mask(positions, behind, places, *kind)
@@ -208,7 +210,7 @@ class DraftBlock(torch.nn.Module):
         if model.confidence_head is not None:
             odds = model.confidence_head.of_states(states)
             outputs.append(odds if config.confidence_reads_markov else torch.sigmoid(odds))
-        return (*outputs, buffers.pairs)
+        return (*outputs, cache.written)
 
 
 class MarkovBlock(DraftBlock):
@@ -216,20 +218,20 @@ class MarkovBlock(DraftBlock):
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor, start: Tensor, rows: Tensor, context: Tensor, previous: Tensor,
-        pairs: list[tuple[Tensor, Tensor]],
+        buffers: dict[str, Tensor],
     ) -> tuple[Any, ...]:  # fmt: skip
         """Run a block, and tell what tokens [B, N] add to the next ones, wherever these are.
 
         Shapes: also returns what is added to scores [B, N, entries], and to the log odds of
         confidence [B, N] if these depend on it.
         """
-        *outputs, pairs = super().forward(input_ids, start, rows, context, pairs)
+        *outputs, written = super().forward(input_ids, start, rows, context, buffers)
         markov = self.model.markov_head
         assert markov is not None
         outputs.append(markov(previous))
         if self.model.confidence_head is not None and self.model.flags.confidence_reads_markov:
             outputs.append(self.model.confidence_head.of_tokens(markov.markov_w1(previous)))
-        return (*outputs, pairs)
+        return (*outputs, written)
 
 
 def block_mask(positions: Tensor, behind: int, places: Tensor, window: int, causal: bool) -> Tensor:

@@ -7,16 +7,19 @@ serves every model that uses that interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic
 
 from specrt.errors import ExportError
+from specrt.geometry import ATTENTION, CONV, SHARED, LayerMemory
 
 NAME = "specrt"
 
@@ -35,6 +38,9 @@ class _Empty:
     def get_seq_length(self, *_: Any) -> int:
         return 0
 
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        return None
+
     def get_query_offset(self, *_: Any) -> int:
         return 0
 
@@ -49,45 +55,125 @@ class _Empty:
 
 
 class Probe(_Empty):
-    """A cache that stores nothing and remembers the shapes it was shown."""
+    """A cache that keeps what each layer shows it."""
 
     def __init__(self, layers: int, length: int) -> None:
         super().__init__(layers, length)
-        self.shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        self.keys: list[Tensor] = []
+        self.taps: dict[int, tuple[int, int]] = {}
+
+    def update_conv_state(
+        self, new: Tensor, layer: int, conv_kernel_size: int = 0, **_: Any
+    ) -> Tensor:
+        """Note the channels and taps of a layer's convolution; return inputs that begin a row."""
+        self.taps[layer] = int(new.shape[1]), conv_kernel_size
+        return torch.nn.functional.pad(new, (conv_kernel_size - 1, 0))
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Remember the layer's shapes."""
-        self.shapes[layer] = (tuple(key.shape), tuple(value.shape))
+        """Keep the layer's keys and values."""
+        self.pairs[layer] = key, value
+        self.keys.append(key)
         return key, value
+
+    def memories(self, hook: Hook, layers: int, model_type: str) -> tuple[LayerMemory, ...]:
+        """Return what each layer remembers, after a pass in which `hook` saw it attend.
+
+        Raises: ExportError for a layer that neither attends nor convolves.
+        """
+        return tuple([self._memory(hook, layer, model_type) for layer in range(layers)])
+
+    def _memory(self, hook: Hook, layer: int, model_type: str) -> LayerMemory:
+        if layer in self.taps:
+            return LayerMemory(CONV, key_width=self.taps[layer][0], window=self.taps[layer][1])
+        if layer not in hook.read:
+            raise ExportError(
+                f"layer {layer} of {model_type} remembers in another way than through "
+                "transformers' attention interface or its convolutions; the portable graph needs a "
+                "memory for each layer"
+            )
+        key, value = hook.read[layer]
+        owners = [at for at, (shown, _) in self.pairs.items() if shown is key]
+        if owners and owners[0] != layer:
+            return LayerMemory(SHARED, owner=owners[0])
+        heads, window = int(key.shape[1]), hook.windows[layer]
+        return LayerMemory(ATTENTION, heads, int(key.shape[3]), int(value.shape[3]), window)
 
 
 class Buffers(_Empty):
-    """The fixed KV buffers of the graph contract, written at `start` of each row."""
+    """The fixed KV buffers of the graph contract, written at `start` of each row.
 
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], start: Tensor) -> None:
-        super().__init__(len(pairs), pairs[0][0].shape[2])
+    They hold what attention reads. Where that is more than a layer shows its cache (latents of
+    multi-head latent attention, DeepSeek-V2, arXiv:2405.04434), `attended` writes it.
+    """
+
+    def __init__(self, buffers: Mapping[str, Tensor], start: Tensor) -> None:
+        layers = 1 + max(int(name.partition(".")[2]) for name in buffers)
+        super().__init__(layers, next(iter(buffers.values())).shape[2])
         self.start = start
-        self.pairs = list(pairs)
+        self.written = dict(buffers)
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write new keys and values [B, Hkv, S, D] into the layer's buffers [B, Hkv, M, D]."""
-        old_key, old_value = self.pairs[layer]
-        self.pairs[layer] = (self._scatter(old_key, key), self._scatter(old_value, value))
-        return self.pairs[layer]
+        names = f"key.{layer}", f"value.{layer}"
+        for name, new in zip(names, (key, value), strict=True):
+            buffer = self.written[name]
+            if (buffer.shape[1], buffer.shape[3]) != (new.shape[1], new.shape[3]):
+                return key, value
+        return self._write(names[0], key), self._write(names[1], value)
 
-    def _scatter(self, buffer: Tensor, new: Tensor) -> Tensor:
-        return symbolic(
-            "TensorScatter",
-            [buffer, new, self.start],
-            {"axis": -2, "mode": "linear"},
-            dtype=buffer.dtype,
-            shape=buffer.shape,
+    def update_conv_state(
+        self, new: Tensor, layer: int, conv_kernel_size: int = 0, **_: Any
+    ) -> Tensor:
+        """Write new inputs [B, C, S] of a convolution into the layer's ring [B, 1, R, C].
+
+        Position p lies at p mod R. Returns what the convolution reads, [B, C, taps - 1 + S]: zeros
+        stand for what lies before the row.
+        """
+        name = f"{CONV}.{layer}"
+        ring = self.written[name]
+        batch, channels, width = new.shape
+        length = torch.tensor(ring.shape[2])
+        rows = new.transpose(1, 2).unsqueeze(1)
+        self.written[name] = scattered(ring, rows, self.start % length, "circular")
+        before = conv_kernel_size - 1
+        places = self.start.unsqueeze(1) + torch.arange(-before, width)
+        read = symbolic(
+            "GatherND",
+            [self.written[name].squeeze(1), (places % length).unsqueeze(-1)],
+            {"batch_dims": 1},
+            dtype=new.dtype,
+            shape=(batch, width + before, channels),
             version=OPSET,
         )
+        there = (places >= 0).unsqueeze(-1)
+        return torch.where(there, read, torch.zeros(())).transpose(1, 2)
+
+    def attended(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the buffers that attention reads, given what a layer calls it with."""
+        if any(key is buffer for buffer in self.written.values()):
+            return key, value
+        return self._write(f"key.{layer}", key), self._write(f"value.{layer}", value)
+
+    def _write(self, name: str, new: Tensor) -> Tensor:
+        self.written[name] = scattered(self.written[name], new, self.start, "linear")
+        return self.written[name]
+
+
+def scattered(buffer: Tensor, new: Tensor, start: Tensor, mode: str) -> Tensor:
+    """Return a buffer [B, heads, M, width] into which `new` is written from `start` of each row."""
+    return symbolic(
+        "TensorScatter",
+        [buffer, new, start],
+        {"axis": -2, "mode": mode},
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        version=OPSET,
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +192,9 @@ class Hook:
     def __init__(self) -> None:
         self.windows: dict[int, int] = {}
         """Per layer of a decoder that attended, how many latest keys it sees; 0 for all."""
+        self.read: dict[int, tuple[Tensor, Tensor]] = {}
+        """Per layer of a decoder that attended, the keys and values that it read."""
+        self.cache: Buffers | None = None
         self.heads = 0
         """Query heads of the layers that attended."""
         self.positions: Tensor | None = None
@@ -118,8 +207,15 @@ class Hook:
         self.biases: list[Tensor] = []
         """The relative position biases of the pass, made for the positions of each row."""
 
-    def begin(self, positions: Tensor | None, source: TracedSource | None = None) -> None:
-        """Start a forward pass whose tokens sit at `positions` [B, S], or one over a source."""
+    def begin(
+        self, positions: Tensor | None, source: TracedSource | None = None,
+        cache: Buffers | None = None,
+    ) -> None:  # fmt: skip
+        """Start a forward pass whose tokens sit at `positions` [B, S], or one over a source.
+
+        `cache` holds the keys and values that its layers attend to, where there is one.
+        """
+        self.cache = cache
         self.positions = positions
         self.source = source
         self._masks, self._seen, self._source_masks = {}, {}, []
@@ -196,24 +292,26 @@ class Hook:
         for term in ("s_aux", "indices", "attention_mask"):
             if extra.get(term) is not None:
                 raise _another_term(module, term)
-        mask = self._checked(module, query, key, mask, extra.get("position_bias"))
+        mask = self._checked(module, query, key, value, mask, extra.get("position_bias"))
         attributes: dict[str, Any] = {}
         if scaling is not None:
             attributes["scale"] = float(scaling)
         if softcap:
             attributes["softcap"] = float(softcap)
         shape = (*query.shape[:3], value.shape[-1])
-        inputs = [query, key, value, *([] if mask is None else [mask])]
         if self.source is None or not self._crosses(key):
             self.heads = int(query.shape[1])
+            if self.cache is not None:
+                key, value = self.cache.attended(key, value, int(module.layer_idx))  # type: ignore[arg-type]
+        inputs = [query, key, value, *([] if mask is None else [mask])]
         out = symbolic(
             "Attention", inputs, attributes, dtype=query.dtype, shape=shape, version=OPSET
         )
         return out.transpose(1, 2), None
 
     def _checked(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, mask: Tensor | None,
-        bias: Tensor | None,
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
+        mask: Tensor | None, bias: Tensor | None,
     ) -> Tensor | None:  # fmt: skip
         """Return the mask of a call, the bias of relative positions in it.
 
@@ -233,7 +331,8 @@ class Hook:
             seen = self._source_masks[1] if self._source_masks else None
         else:
             window = self._window(module, mask)
-            self.windows[int(module.layer_idx)] = window  # type: ignore[arg-type]
+            layer = int(module.layer_idx)  # type: ignore[arg-type]
+            self.windows[layer], self.read[layer] = window, (key, value)
             seen = self._seen.get(window)
         return mask if bias is None else self._with_bias(module, seen, bias)
 
@@ -287,6 +386,36 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
     """Return whether a query position sees a key position; window 0 sees all before it."""
     seen = key <= query
     return seen & (key > query - window) if window else seen
+
+
+def causal_conv(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
+    **_: Any,
+) -> Tensor:  # fmt: skip
+    """Return the outputs [B, C, S] of a convolution over inputs [B, C, taps - 1 + S].
+
+    In place of `causal_conv1d_fn` of transformers, which computes more and cuts it off.
+    """
+    from transformers.activations import ACT2FN
+
+    groups = weight.shape[0]
+    made = torch.nn.functional.conv1d(hidden, weight.unsqueeze(1), bias, groups=groups)
+    return made if activation is None else cast(Tensor, ACT2FN[activation](made))
+
+
+FUNCTIONS = {"causal_conv1d_fn": causal_conv}
+"""Functions that transformers' modules call by name, and what is traced in their place."""
+
+
+@contextmanager
+def replaced(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model's modules call `FUNCTIONS` meanwhile."""
+    homes = {sys.modules[type(module).__module__] for module in model.modules()}
+    with ExitStack() as stack:
+        for home in homes:
+            for name in FUNCTIONS.keys() & vars(home).keys():
+                stack.enter_context(patch.object(home, name, FUNCTIONS[name]))
+        yield
 
 
 @contextmanager

@@ -188,10 +188,9 @@ class Segment:
 
     def _beginning(self, length: int) -> dict[str, Any]:
         """Return what a piece begins with: position 0, and empty buffers."""
-        one = self._geometry
-        empty = np.zeros((1, one.kv_heads, length, one.head_dim), np.float32)
-        buffers = {name: empty for name in self._names if name.startswith(("key.", "value."))}
-        return {"start": np.array([0]), "rows": np.arange(length), **buffers}
+        buffers = self._geometry.filled(1, length)
+        held = {name: buffer for name, buffer in buffers.items() if name in self._names}
+        return {"start": np.array([0]), "rows": np.arange(length), **held}
 
 
 def rows_of(values: Values) -> Floats:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +22,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx.ops import symbolic
 
-from specrt.bundle import Geometry
 from specrt.errors import ExportError, reason_of
+from specrt.geometry import Geometry, is_ring
 from specrt_export.checkpoint.task import normalized
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.fake_model import LONG_ROPE, StoredWeights, build, faked
-from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed
+from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed, replaced
 
 # Example sizes, all different, so that no two symbols can be taken for one.
-BATCH, WIDTH, LENGTH, ROWS = 2, 5, 64, 3
+BATCH, WIDTH, LENGTH, ROWS, RING = 2, 5, 64, 3, 24
 
 
 NO_NUMBER = -1
@@ -54,12 +55,12 @@ class Traced:
 
 
 def contract(
-    layers: int, *, reads: Sequence[str] = (), makes: Sequence[str] = ()
+    geometry: Geometry, *, reads: Sequence[str] = (), makes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a decoder's inputs and outputs, with what it reads and makes besides."""
-    pairs = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
-    written = [f"present_{name}" for name in pairs]
-    return ("input_ids", "start", "rows", *reads, *pairs), ("logits", "argmax", *makes, *written)
+    buffers = geometry.buffers
+    written = [f"present_{name}" for name in buffers]
+    return ("input_ids", "start", "rows", *reads, *buffers), ("logits", "argmax", *makes, *written)
 
 
 def trace(
@@ -111,7 +112,7 @@ def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64]
             buffers["entries"] = looked_up(entries)
             model.register_buffer("entries", mode.from_tensor(buffers["entries"]))
         model.config._attn_implementation = name
-        with mode:
+        with mode, replaced(model):
             geometry = measure(model, hook)
         hook.check_masks()
         feature = None
@@ -122,9 +123,10 @@ def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64]
         with mode:
             inputs = head.config.inputs if head else ()
             decoder = Decoder(model, hook, feature, inputs, maps=entries is not None).eval()
-            graph = export_module(decoder, geometry)
+            with replaced(model):
+                graph = export_module(decoder, geometry)
     fill(graph, stored.names, buffers)
-    inputs_of, outputs = contract(geometry.layers, makes=("feature",) if head is not None else ())
+    inputs_of, outputs = contract(geometry, makes=("feature",) if head is not None else ())
     kind, facts = str(model.config.model_type), stored.facts(graph)
     return Traced(graph, geometry, kind, inputs_of, outputs, facts, stored.optional)
 
@@ -155,7 +157,7 @@ def trained_positions(config: Any) -> int:
 def measure(model: Any, hook: Hook) -> Geometry:
     """Run the model once on fake tensors and read off the geometry it really has.
 
-    Raises: ExportError if its layers do not all keep keys and values of one shape.
+    Raises: ExportError if a layer remembers in another way than the graph contract has.
     """
     config = model.config
     layers = int(normalized(config).num_layers)
@@ -167,28 +169,10 @@ def measure(model: Any, hook: Hook) -> Geometry:
         position_ids=positions,
         past_key_values=probe,
         use_cache=True,
+        **every_row(model),
     )
-    shapes = {shape for pair in probe.shapes.values() for shape in pair}
-    if sorted(probe.shapes) != list(range(layers)) or sorted(hook.windows) != list(range(layers)):
-        raise ExportError(
-            f"{config.model_type} keeps keys and values for layers {sorted(probe.shapes)} of "
-            f"{layers}; the portable graph needs a pair for each layer"
-        )
-    if len(shapes) != 1:
-        raise ExportError(
-            f"{config.model_type} keeps keys and values of {len(shapes)} shapes "
-            f"({sorted(shapes)}); the portable graph needs one [B, heads, S, D] for all layers"
-        )
-    _, kv_heads, _, head_dim = shapes.pop()
-    return Geometry(
-        layers=layers,
-        heads=hook.heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=config.vocab_size,
-        max_positions=trained_positions(config),
-        windows=tuple(hook.windows[layer] for layer in range(layers)),
-    )
+    memories = probe.memories(hook, layers, config.model_type)
+    return Geometry(hook.heads, config.vocab_size, trained_positions(config), memories)
 
 
 class Decoder(torch.nn.Module):
@@ -209,35 +193,36 @@ class Decoder(torch.nn.Module):
         self.inputs = inputs
 
     def forward(
-        self, input_ids: Tensor, start: Tensor, rows: Tensor, pairs: list[tuple[Tensor, Tensor]]
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, buffers: dict[str, Tensor]
     ) -> tuple[Any, ...]:
         """Run the model at positions start .. start + S.
 
-        Shapes: input_ids [B, S], start [B], rows [R], pairs of [B, Hkv, M, D]; returns
+        Shapes: input_ids [B, S], start [B], rows [R], buffers [B, heads, M, width]; returns
         logits [B, R, V], their argmax [B, R] (-1 for a row with a NaN), the feature [B, S, H] if
-        there is one, and the pairs as written.
+        there is one, and the buffers as written.
         """
         with _entering(self.model, self.inputs) as states:
-            logits, argmax, written = self._run(input_ids, start, rows, pairs)
+            logits, argmax, written = self._run(input_ids, start, rows, buffers)
         if self.feature is None:
             return logits, argmax, written
         return logits, argmax, self.feature([states[i] for i in self.inputs]), written
 
     def _run(
-        self, input_ids: Tensor, start: Tensor, rows: Tensor, pairs: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
-        buffers = Buffers(pairs, start)
-        self.hook.begin(positions)
+        cache = Buffers(buffers, start)
+        self.hook.begin(positions, cache=cache)
         with rows_only(self.model, rows):
             logits = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                past_key_values=buffers,
+                past_key_values=cache,
                 use_cache=True,
+                **every_row(self.model),
             ).logits
         # Told here, where the row was just made: a device would have to read every logit again.
-        return logits, best_ids(self.model, logits, self.maps), buffers.pairs
+        return logits, best_ids(self.model, logits, self.maps), cache.written
 
 
 def looked_up(entries: NDArray[np.int64]) -> Tensor:
@@ -320,6 +305,15 @@ def rows_only(model: Any, rows: Tensor) -> Iterator[None]:
         handle.remove()
 
 
+def every_row(model: Any) -> dict[str, Any]:
+    """Return the option by which a model takes no rows out itself, where it has one.
+
+    A number of rows lets Gemma 4 cut the masks of layers that share keys.
+    """
+    named = "logits_to_keep" in signature(model.forward).parameters
+    return {"logits_to_keep": slice(None)} if named else {}
+
+
 def export_module(
     module: torch.nn.Module, geometry: Geometry, beside: Sequence[tuple[Tensor, str]] = ()
 ) -> ir.Model:
@@ -328,9 +322,8 @@ def export_module(
     `beside` are examples [B, ., H] of what else it reads, and the name of their second dimension.
     """
     batch, width, length, rows = (torch.export.Dim(name) for name in "BSMR")
-    shape = (BATCH, geometry.kv_heads, LENGTH, geometry.head_dim)
-    pairs = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(geometry.layers)]
-    kv = {0: batch, 2: length}
+    buffers = example_buffers(geometry)
+    dims = buffer_dims(geometry, batch, length)
     inputs: tuple[Any, ...] = (
         torch.zeros(BATCH, WIDTH, dtype=torch.int64),
         torch.zeros(BATCH, dtype=torch.int64),
@@ -341,14 +334,28 @@ def export_module(
     shapes: tuple[Any, ...] = (
         {0: batch, 1: width}, {0: batch}, {0: rows}, *({0: batch, 1: dim} for dim in named),
     )  # fmt: skip
-    return graph_of(module, (*inputs, pairs), (*shapes, [(kv, kv)] * len(pairs)))
+    return graph_of(module, (*inputs, buffers), (*shapes, dims))
+
+
+def example_buffers(geometry: Geometry) -> dict[str, Tensor]:
+    """Return the buffers of all memories that a module is traced with."""
+    return {
+        name: torch.zeros(BATCH, one.heads, RING if is_ring(name) else LENGTH, one.width)
+        for name, one in geometry.buffers.items()
+    }
+
+
+def buffer_dims(geometry: Geometry, batch: Any, length: Any) -> dict[str, dict[int, Any]]:
+    """Return the symbolic dimensions of each buffer; rings have a length of their own."""
+    ring = torch.export.Dim("P")
+    return {name: {0: batch, 2: ring if is_ring(name) else length} for name in geometry.buffers}
 
 
 def graph_of(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> ir.Model:
     """Trace a module, whose inputs' symbolic dimensions `shapes` names, into a graph."""
     program = torch.onnx.export(
         module,
-        inputs,
+        (*inputs, {}),  # a dict that comes last would be taken for arguments by name
         dynamo=True,
         opset_version=OPSET,
         dynamic_shapes=shapes,

@@ -147,7 +147,7 @@ def _facts(graph: ExportedGraph, report: ParityReport | None, seconds: float) ->
         "seconds": round(seconds, 1),
         # Linux counts in kibibytes, macOS in bytes.
         "peak_memory_bytes": peak if sys.platform == "darwin" else peak * 1024,
-        "geometry": graph.geometry.to_json(),
+        "geometry": asdict(graph.geometry),
     }
     if graph.parts:
         facts["parts"] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ from specrt.doctor import abilities, libraries, machine
 from specrt.engine.backends import backend_of
 from specrt.engine.ort.kernels import CONTRIB
 from specrt.errors import BundleError
+from specrt.geometry import ATTENTION, Geometry
 from specrt.params import AUTO
 from specrt.system.memory import size
 from specrt.text.tokenizer import Tokenizer
@@ -162,10 +164,25 @@ def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:
     return [("kernels", f"specrt's, {layout}" if own else "none: those of ONNX Runtime")]
 
 
+def _kv_heads(geometry: Geometry) -> str:
+    """Return the heads of keys and values of the layers that keep some."""
+    kinds = Counter(
+        (one.kv_heads, one.key_width, one.value_width)
+        for one in geometry.memories
+        if one.kind == ATTENTION
+    )
+    parts = []
+    for (heads, key, value), layers in kinds.items():
+        where = "" if layers == geometry.layers else f" in {layers} layers"
+        widths = str(key) if key == value else f"{key} and {value}"
+        parts.append(f"{heads} for keys and values{where}, of {widths}")
+    return "; ".join(parts)
+
+
 def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     g = model.geometry
-    windows = sorted({w for w in g.windows if w})
-    sliding = f", {sum(map(bool, g.windows))} of them see {_list(tuple(windows))} positions"
+    near = [one.window for one in g.memories if one.window]
+    sliding = f", {len(near)} of them see {_list(tuple(sorted({*near})))} positions"
     of = "; drafts from the target's features" if model.kind else ""
     encoder = model.encoder
     if encoder is not None and not encoder.encoder:
@@ -173,8 +190,8 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     cross = [("  cross heads", f"{encoder.heads} of {encoder.head_dim}")] if encoder else []
     return [
         ("  model", f"{model.model_type}, {model.parameters / 1e6:.1f} M parameters{of}"),
-        ("  layers", f"{g.layers}{sliding if windows else ''}"),
-        ("  heads", f"{g.heads}, {g.kv_heads} for keys and values, of {g.head_dim}"),
+        ("  layers", f"{g.layers}{sliding if near else ''}"),
+        ("  heads", f"{g.heads}, {_kv_heads(g)}"),
         *cross,
         ("  vocabulary", str(g.vocab_size)),
         ("  fused", ", ".join(f"{what} {n}" for what, n in model.fused.items() if n[:2] != "0/")),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from specrt.bundle import Bundle, EncoderRecord, Geometry, ModelRecord
+from specrt.bundle import Bundle, EncoderRecord, ModelRecord
 from specrt.engine.protocol import Engine
+from specrt.geometry import Geometry
 from specrt.held_file import HeldFile, hold_folder
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specrt.bundle import Geometry
 from specrt.errors import EngineError
+from specrt.geometry import Geometry
 
 Tokens = NDArray[np.int64]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from specrt.bundle import Geometry
 from specrt.engine.protocol import EngineTraits, Output
 from specrt.errors import EngineError, LinkError, RequestError, how_to_install
 from specrt.generator import Generator
+from specrt.geometry import Geometry
 from specrt.loading import OpenedDraft, open_draft
 from specrt.params import AUTO, SamplingParams
 from specrt.remote.frames import (
@@ -194,7 +194,7 @@ class RemoteEngine:
 
     def __init__(self, server: LinkPool, batch: int) -> None:
         welcome = server.welcome
-        self.geometry = Geometry(1, 1, 1, 1, welcome.vocab_size, welcome.max_length, (0,))
+        self.geometry = Geometry.uniform(1, 1, 1, 1, welcome.vocab_size, welcome.max_length)
         self.batch, self.max_length = batch, welcome.max_length
         self.max_width = self.max_rows = max(welcome.gammas) + 1
         self.traits = EngineTraits()

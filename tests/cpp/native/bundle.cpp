@@ -108,8 +108,9 @@ std::string refusals(const Json& call) {
 
 std::string model_of(const native::ModelRecord& model) {
   const native::Geometry& shape = model.geometry;
-  const std::vector<int> sizes{shape.layers,   shape.heads,      shape.kv_heads,
-                               shape.head_dim, shape.vocab_size, shape.max_positions};
+  std::vector<int> sizes{shape.heads, shape.vocab_size, shape.max_positions};
+  for (const native::MemoryBuffer& one : shape.buffers())
+    sizes.insert(sizes.end(), {one.heads, one.width});
   return object({{"engine", json(model.engine)},
                  {"backend", json(model.backend)},
                  {"precision", json(model.precision)},

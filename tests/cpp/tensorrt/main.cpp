@@ -54,13 +54,11 @@ struct Case {
     native::ModelRecord& model = manifest.target;
     model.engine = "engine.plan";
     model.backend = manifest.backend = get<std::string>(json, "backend");
-    const int heads = get<int>(json, "kv_heads");
-    model.geometry = {get<int>(json, "layers"),
-                      heads,
-                      heads,
-                      get<int>(json, "head_dim"),
-                      get<int>(json, "vocabulary"),
-                      manifest.max_length};
+    const int heads = get<int>(json, "kv_heads"), width = get<int>(json, "head_dim");
+    model.geometry.heads = heads;
+    model.geometry.vocab_size = get<int>(json, "vocabulary");
+    model.geometry.max_positions = manifest.max_length;
+    model.geometry.memories.assign(get<std::size_t>(json, "layers"), {false, heads, width, width});
     become(json.at("machine"));
   }
 

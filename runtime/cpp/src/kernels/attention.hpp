@@ -23,21 +23,22 @@ inline void rotate(const Attention& attention, std::size_t position, const float
     to[i * stride] = (low * cosines[i] - high * sines[i]) * factor;
     to[(half + i) * stride] = (high * cosines[i] + low * sines[i]) * factor;
   }
-  for (std::size_t i = 2 * half; i < attention.head_dim; i++) to[i * stride] = from[i] * factor;
+  for (std::size_t i = 2 * half; i < attention.key_width; i++) to[i * stride] = from[i] * factor;
 }
 
 inline void append_token(const Attention& attention, const Tokens& tokens, std::size_t token) {
   const auto row = static_cast<std::size_t>(tokens.rows[token]);
   const auto position = static_cast<std::size_t>(tokens.positions[token]);
-  const std::size_t size = attention.head_dim, stride = attention.value_stride();
+  const std::size_t key_width = attention.key_width, value_width = attention.value_width;
+  const std::size_t place = position % attention.positions;
   for (std::size_t head = 0; head < attention.kv_heads; head++) {
     const std::size_t offset = attention.kv_offset(row, head);
-    float* group = attention.keys + offset * size + position / kTile * kTile * size;
-    rotate(attention, position, tokens.keys + token * tokens.key_stride + head * size, 1.0F,
-           group + position % kTile, kTile);
-    const float* from = tokens.values + token * tokens.value_stride + head * size;
-    float* to = attention.values + (offset + position) * stride;
-    for (std::size_t i = 0; i < size; i++) to[i] = from[i];
+    float* group = attention.keys + (offset + place / kTile * kTile) * key_width;
+    rotate(attention, position, tokens.keys + token * tokens.key_stride + head * key_width, 1.0F,
+           group + place % kTile, kTile);
+    const float* from = tokens.values + token * tokens.value_stride + head * value_width;
+    float* to = attention.values + (offset + place) * attention.value_stride();
+    for (std::size_t i = 0; i < value_width; i++) to[i] = from[i];
   }
 }
 
@@ -62,16 +63,16 @@ void score(const float* queries, std::size_t queries_stride, const float* groups
     for (int g = 0; g < G; g++) V::store(scores + q * stride + g * kTile, sums[q][g]);
 }
 
-// Add values of the keys from `first` to `last`, weighted for Q queries, to sums of C vectors.
-// Fetches as many from `ahead`.
+// Add values of the keys from `first` to `last`, weighted for Q queries, to sums of C vectors,
+// those of a query `sums_stride` apart from the next one's. Fetches as many from `ahead`.
 template <class V, int Q, int C>
 void blend(const float* weights, std::size_t weights_stride, const float* values,
            std::size_t stride, std::size_t first, std::size_t last, float* sums,
-           const float* ahead) {
+           std::size_t sums_stride, const float* ahead) {
   if (first >= last) return;
   typename V::Floats own[Q][C];
   for (int q = 0; q < Q; q++)
-    for (int c = 0; c < C; c++) own[q][c] = V::load(sums + q * stride + c * kTile);
+    for (int c = 0; c < C; c++) own[q][c] = V::load(sums + q * sums_stride + c * kTile);
   for (std::size_t key = first; key < last; key++) {
     typename V::Floats value[C];
     for (int c = 0; c < C; c++) value[c] = V::load(values + key * stride + c * kTile);
@@ -83,7 +84,7 @@ void blend(const float* weights, std::size_t weights_stride, const float* values
     }
   }
   for (int q = 0; q < Q; q++)
-    for (int c = 0; c < C; c++) V::store(sums + q * stride + c * kTile, own[q][c]);
+    for (int c = 0; c < C; c++) V::store(sums + q * sums_stride + c * kTile, own[q][c]);
 }
 
 // Calls `body(Constant<N>{}, at)` for N = Most and fewer, until `count` are done.
@@ -171,8 +172,9 @@ constexpr std::size_t kKeysAhead = 16;
 template <class V>
 void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t first,
                    std::size_t count, std::size_t kv_head, float* scratch, float* y) {
-  const std::size_t size = attention.head_dim, shared = attention.heads / attention.kv_heads;
+  const std::size_t size = attention.key_width, shared = attention.heads / attention.kv_heads;
   const std::size_t queries = count * shared, stride = attention.value_stride();
+  const std::size_t query_stride = attention.query_stride(), ring = attention.positions;
   const auto position = [&](std::size_t query) {  // queries of a token come one after another
     return static_cast<std::size_t>(tokens.positions[first + query / shared]);
   };
@@ -192,30 +194,38 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
   const std::size_t width = (all_groups | 1) * kTile;  // odd lines apart: not in one set of a cache
 
   float* rotated = scratch;  // and sums of values, once scores are known
-  float* scores = rotated + queries * stride;
+  float* scores = rotated + queries * query_stride;
   float* totals = scores + queries * width;
   for (std::size_t query = 0; query < queries; query++) {
     const std::size_t head = kv_head * shared + query % shared;
     rotate(attention, position(query), queries_of(tokens, first + query / shared) + head * size,
-           attention.scale, rotated + query * stride, 1);
+           attention.scale, rotated + query * query_stride, 1);
   }
   // Few queries wait for the keys, which come fastest one group after another (1.5 times as fast as
   // by two); of many, some groups are read by all while they are in the first cache.
-  const std::size_t lowest = begin(0) / kTile;
-  const auto score_groups = [&](auto g, std::size_t group) {
-    const std::size_t key = (lowest + group) * kTile;
-    in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
-      if (key < end_of(query + q.value - 1))
-        score<V, q.value, g.value>(rotated + query * stride, stride, keys + key * size, size,
-                                   scores + query * width + key, width,
-                                   keys + (key + (g.value + query / V::kQueries) * kTile) * size);
-    });
-  };
   constexpr int kGroups = V::kVectors < 2 ? V::kVectors : 2;
-  if (queries <= 2 * V::kQueries)
-    in_parts<1>(all_groups - lowest, score_groups);
-  else
-    in_parts<kGroups>(all_groups - lowest, score_groups);
+  const std::size_t lowest = begin(0) / kTile * kTile;
+  // Stretches of positions that lie one after another: a ring begins anew after its last.
+  for (std::size_t key = lowest, stop = 0; key < all_groups * kTile; key = stop) {
+    const std::size_t turn = key / ring * ring;
+    stop = turn + ring < all_groups * kTile ? turn + ring : all_groups * kTile;
+    const float* stretch = keys + (key - turn) * size;
+    const auto score_groups = [&](auto g, std::size_t group) {
+      const float* from = stretch + group * kTile * size;
+      const std::size_t at = key + group * kTile;
+      in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
+        if (at < end_of(query + q.value - 1))
+          score<V, q.value, g.value>(rotated + query * query_stride, query_stride, from, size,
+                                     scores + query * width + at, width,
+                                     from + (g.value + query / V::kQueries) * kTile * size);
+      });
+    };
+    const std::size_t groups = (stop - key) / kTile;
+    if (queries <= 2 * V::kQueries)
+      in_parts<1>(groups, score_groups);
+    else
+      in_parts<kGroups>(groups, score_groups);
+  }
   for (std::size_t query = 0; query < queries; query++) {
     const std::size_t head = kv_head * shared + query % shared;
     const float* biases =
@@ -225,46 +235,49 @@ void attend_tokens(const Attention& attention, const Tokens& tokens, std::size_t
   }
 
   float* sums = rotated;
-  for (std::size_t i = 0; i < queries * stride; i += kTile) V::store(sums + i, V::spread(0));
+  for (std::size_t i = 0; i < queries * query_stride; i += kTile) V::store(sums + i, V::spread(0));
   const bool is_cut = queries > V::kQueries;
   const std::size_t block = is_cut ? kValueBytes / sizeof(float) / stride + 1 : last;
   const std::size_t ahead = is_cut ? block : kKeysAhead;
-  for (std::size_t key = begin(0); key < last; key += block)
+  for (std::size_t key = begin(0), stop = 0; key < last; key = stop) {
+    const std::size_t turn = key / ring * ring, most = turn + ring < last ? turn + ring : last;
+    stop = key + block < most ? key + block : most;
     in_parts<V::kQueries>(queries, [&](auto q, std::size_t query) {
       // Keys that all of them see are read once; before and after those, each goes on with its
       // own. What another token's value holds, and be it no number, reaches none that does not see
       // it.
-      const std::size_t stop = key + block < last ? key + block : last;
       const auto within = [&](std::size_t at) { return at < key ? key : at < stop ? at : stop; };
       const std::size_t end = end_of(query), latest = begin(query + q.value - 1);
       const std::size_t start = latest < end ? latest : end;
       in_parts<V::kVectors>(stride / kTile, [&](auto c, std::size_t vector) {
-        const float* columns = values + vector * kTile;
+        const float* columns = values + vector * kTile - turn * stride;
         const float* weights = scores + query * width;
-        float* to = sums + query * stride + vector * kTile;
+        float* to = sums + query * query_stride + vector * kTile;
         if (key < start)
           for (int i = 0; i < q.value; i++)
             blend<V, 1, c.value>(weights + i * width, width, columns, stride,
-                                 within(begin(query + i)), within(start), to + i * stride, columns);
+                                 within(begin(query + i)), within(start), to + i * query_stride,
+                                 query_stride, columns);
         blend<V, q.value, c.value>(weights, width, columns, stride, within(start), within(end), to,
-                                   columns + ahead * stride);
+                                   query_stride, columns + ahead * stride);
         if (stop > end)
           for (int i = 0; i < q.value; i++) {
             const std::size_t own = begin(query + i);
             blend<V, 1, c.value>(weights + i * width, width, columns, stride,
                                  within(own > end ? own : end), within(end_of(query + i)),
-                                 to + i * stride, columns);
+                                 to + i * query_stride, query_stride, columns);
           }
       });
     });
+  }
   for (std::size_t query = 0; query < queries; query++) {
     const std::size_t token = first + query / shared - tokens.first_query;
     const std::size_t head = kv_head * shared + query % shared;
-    float* to_y = y + (token * attention.heads + head) * size;
-    for (std::size_t column = 0; column < size; column += kTile) {
+    float* to_y = y + (token * attention.heads + head) * attention.value_width;
+    for (std::size_t column = 0; column < attention.value_width; column += kTile) {
       const auto result =
-          V::divide(V::load(sums + query * stride + column), V::spread(totals[query]));
-      store_before<V>(to_y, column, size, result);
+          V::divide(V::load(sums + query * query_stride + column), V::spread(totals[query]));
+      store_before<V>(to_y, column, attention.value_width, result);
     }
   }
 }

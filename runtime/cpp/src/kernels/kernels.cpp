@@ -127,7 +127,7 @@ const Kernels* find_kernels(const char* name) {
 
 std::size_t attend_floats(const Attention& attention, std::size_t count, std::size_t position) {
   const std::size_t queries = count * (attention.heads / attention.kv_heads);
-  return queries * (attention.value_stride() + 1 + (position / kTile + 2) * kTile);
+  return queries * (attention.query_stride() + 1 + (position / kTile + 2) * kTile);
 }
 
 }  // namespace specrt::kernels

@@ -155,15 +155,16 @@ struct Norm {
 
 // Attention of one layer over the KV buffers of some rows.
 struct Attention {
-  std::size_t heads, kv_heads, head_dim;
-  std::size_t positions;  // that a buffer holds, a multiple of 16
+  std::size_t heads, kv_heads;
+  std::size_t key_width, value_width;  // numbers of a key, and a query, and of a value
+  std::size_t positions;  // that a buffer holds, a multiple of 16: p lies at p % positions
   std::size_t angles;     // of a head that are rotated, in halves; 0: none
   std::size_t window;     // latest positions that are seen; 0: all
   float scale;
   float softcap;  // 0: none
 
-  // Keys of one row and head lie in groups of 16 positions, [positions / 16][head_dim][16]; values
-  // as [positions][value_stride], with zeros after the head.
+  // Keys of one row and head lie in groups of 16 positions, [positions / 16][key_width][16];
+  // values as [positions][value_stride], with zeros after the head.
   float* keys;
   float* values;
   const float* cosines;  // [.., angles / 2]
@@ -175,7 +176,12 @@ struct Attention {
   const float* biases;
   std::size_t reach;
 
-  std::size_t value_stride() const { return (head_dim + kTile - 1) / kTile * kTile; }
+  std::size_t value_stride() const { return (value_width + kTile - 1) / kTile * kTile; }
+  // Of scratch memory for a query, and then for a sum of values.
+  std::size_t query_stride() const {
+    const std::size_t widest = key_width > value_width ? key_width : value_width;
+    return (widest + kTile - 1) / kTile * kTile;
+  }
   std::size_t kv_offset(std::size_t row, std::size_t head) const {
     return (row * kv_heads + head) * positions;
   }
@@ -210,7 +216,7 @@ struct Kernels {
   // Rotate the keys of a token, and put them and its values into the buffers.
   void (*append)(const Attention& attention, const Tokens& tokens, std::size_t token);
   // Attend with some tokens of one row, one after another, in the heads of one KV head; their keys
-  // and values are in the buffers. Writes y [queries, heads * head_dim]. `scratch` holds
+  // and values are in the buffers. Writes y [queries, heads * value_width]. `scratch` holds
   // attend_floats.
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);

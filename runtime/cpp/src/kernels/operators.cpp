@@ -25,8 +25,17 @@
 //     biases [heads, reach], what a key's score gets by how far it lies before the query, the
 //     farthest first, which all beyond have too; y [1, S, heads * D].
 //     Attributes: num_heads, kv_num_heads, head_size, scale, softcap, local_window_size;
+//     value_size: of a value, where that is not head_size; shared: 1 reads the buffers that an
+//     earlier layer has written, its outputs, and neither takes keys and values nor makes buffers;
+//     ring: 1 lets position p lie at p % P, and P is window and widest pass at least;
 //     bidirectional: 1 lets queries of tokens that follow each other see all of these tokens, and
 //     takes no biases; 0, as without it, those before and their own.
+//
+//   Convolution(x, ring, rows, positions, weight (, bias)) -> y, ring
+//     A causal convolution of each channel over the latest inputs of a row: x [1, T, C];
+//     weight [taps, C], of the oldest input first; ring [B, 1, P, C in whole vectors], in which the
+//     input at position p lies at p % P, changed in place as KV buffers are; bias [C];
+//     y [1, T, C]. What lies before a row is zero.
 //
 //   CrossAttention(query, keys, values, rows, lengths) -> y
 //     Every token sees the first lengths[row] of the keys of its row; lengths [B]. The others as
@@ -34,6 +43,7 @@
 //     Attributes: num_heads, kv_num_heads, head_size, scale, softcap.
 //
 // Work is divided among the threads of the session.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -525,16 +535,19 @@ Attention read_sizes(const OrtKernelInfo* info, const char* name) {
   Attention attention{};
   attention.heads = size(info, "num_heads");
   attention.kv_heads = size(info, "kv_num_heads");
-  attention.head_dim = size(info, "head_size");
+  attention.key_width = size(info, "head_size");
+  attention.value_width = optional_integer(info, "value_size") > 0
+                              ? static_cast<std::size_t>(optional_integer(info, "value_size"))
+                              : attention.key_width;
   attention.scale = number(info, "scale");
   attention.softcap = number(info, "softcap");
   const std::size_t heads = attention.heads, kv_heads = attention.kv_heads;
-  const std::size_t head_dim = attention.head_dim;
-  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || head_dim == 0 ||
-      heads * head_dim >= std::size_t{kMostCount})
+  const std::size_t widest = std::max(attention.key_width, attention.value_width);
+  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || attention.key_width == 0 ||
+      widest >= std::size_t{kMostCount} || heads * widest >= std::size_t{kMostCount})
     throw std::runtime_error(
         "specrt." + std::string(name) + " has " + std::to_string(heads) + " heads of " +
-        std::to_string(head_dim) + " over " + std::to_string(kv_heads) +
+        std::to_string(widest) + " over " + std::to_string(kv_heads) +
         " of keys; expected a multiple, and fewer than " + std::to_string(kMostCount) + " numbers");
   return attention;
 }
@@ -548,7 +561,7 @@ std::size_t positions_of(const Attention& attention, const Tensor& keys, const T
   const auto positions = static_cast<std::size_t>(have_axes ? values.shape[2] : 0);
   const std::size_t items = rows * attention.kv_heads * positions;
   if (!have_axes || positions % kTile != 0 || keys.shape[0] != values.shape[0] ||
-      keys.items() != items * attention.head_dim ||
+      keys.items() != items * attention.key_width ||
       values.items() != items * attention.value_stride())
     throw std::runtime_error("specrt." + std::string(name) +
                              " got KV buffers of other sizes than it expects");
@@ -595,11 +608,43 @@ void attend_parts(OrtKernelContext* context, const Attention& attention, const T
   });
 }
 
+// The memory of an output; what the input holds is copied where it is other memory.
+float* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
+  float* memory = floats(context, index, buffer.shape);
+  if (memory != buffer.data) std::memcpy(memory, buffer.data, buffer.items() * sizeof(float));
+  return memory;
+}
+
+void check_places(const char* name, const std::int64_t* rows, const std::int64_t* positions,
+                  std::size_t count, std::size_t most_rows, std::size_t most_positions) {
+  for (std::size_t token = 0; token < count; token++)
+    if (static_cast<std::uint64_t>(rows[token]) >= most_rows ||
+        static_cast<std::uint64_t>(positions[token]) >= most_positions)
+      throw std::runtime_error(
+          "specrt." + std::string(name) + " got position " + std::to_string(positions[token]) +
+          " of row " + std::to_string(rows[token]) + "; it has " + std::to_string(most_rows) +
+          " rows of " + std::to_string(most_positions));
+}
+
+// Hold the tokens of each row to a ring: none may be written over what a token before it sees.
+void check_ring(const char* name, const std::int64_t* rows, std::size_t count, std::size_t seen,
+                std::size_t positions) {
+  std::size_t run = 0;
+  for (std::size_t token = 0; token < count; token++) {
+    run = token > 0 && rows[token] == rows[token - 1] ? run + 1 : 1;
+    if (run + seen > positions + 1)
+      throw std::runtime_error("specrt." + std::string(name) + " got " + std::to_string(run) +
+                               " tokens of row " + std::to_string(rows[token]) + ", which see " +
+                               std::to_string(seen) + " positions each, over a ring of " +
+                               std::to_string(positions));
+  }
+}
+
 class AttentionOperator : public Operator {
  public:
   static constexpr const char* kName = "Attention";
   static constexpr std::size_t kInputs = 10, kOutputs = 3;
-  static bool is_made(std::size_t) { return true; }
+  static bool is_made(std::size_t index) { return index == 0; }
   static bool is_required(std::size_t index) { return index != 1 && index != 2 && index < 7; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
     return index == 5 || index == 6 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
@@ -609,6 +654,8 @@ class AttentionOperator : public Operator {
   explicit AttentionOperator(const OrtKernelInfo* info) : attention_(read_sizes(info, kName)) {
     attention_.window = static_cast<std::size_t>(integer(info, "local_window_size"));
     is_bidirectional_ = optional_integer(info, "bidirectional") != 0;
+    is_shared_ = optional_integer(info, "shared") != 0;
+    is_ring_ = optional_integer(info, "ring") != 0;
   }
 
   void compute(OrtKernelContext* context) const {
@@ -617,21 +664,23 @@ class AttentionOperator : public Operator {
     const Tensor rows = input(context, 5), positions = input(context, 6);
     const Tensor cosines = input(context, 7), sines = input(context, 8), biases = input(context, 9);
     Attention attention = attention_;
-    const std::size_t wide = attention.heads * attention.head_dim;
-    const std::size_t narrow = attention.kv_heads * attention.head_dim;
-    const bool joined = key.data == nullptr;
+    const std::size_t wide = attention.heads * attention.key_width;
+    const std::size_t key_size = attention.kv_heads * attention.key_width;
+    const std::size_t value_size = attention.kv_heads * attention.value_width;
+    const bool joined = key.data == nullptr && !is_shared_;
     const std::size_t count = rows.items(), queries = joined ? count : query.items() / wide;
+    const std::size_t all = wide + key_size + value_size;
+    const bool have_own = key.data != nullptr && value.data != nullptr &&
+                          key.items() == count * key_size && value.items() == count * value_size;
     if (positions.items() != count || queries > count ||
-        query.items() != queries * (joined ? wide + 2 * narrow : wide) ||
-        (!joined && (value.data == nullptr || key.items() != count * narrow ||
-                     value.items() != count * narrow)))
+        query.items() != queries * (joined ? all : wide) || (!joined && have_own == is_shared_))
       throw std::runtime_error(
           "specrt.Attention got inputs of other sizes than its attributes say");
     attention.positions = positions_of(attention, keys, values, kName);
-    std::int64_t places = values.shape[2];
+    std::int64_t places = is_ring_ ? std::int64_t{kMostCount} : values.shape[2];
     if (cosines.data != nullptr) {
       if (cosines.shape.size() != 2 || sines.shape != cosines.shape ||
-          2 * static_cast<std::size_t>(cosines.shape[1]) > attention.head_dim)
+          2 * static_cast<std::size_t>(cosines.shape[1]) > attention.key_width)
         throw std::runtime_error(
             "specrt.Attention got cosines and sines that are not [positions, half of a head or "
             "less]");
@@ -651,21 +700,27 @@ class AttentionOperator : public Operator {
       attention.reach = static_cast<std::size_t>(biases.shape[1]);
       attention.biases = static_cast<const float*>(biases.data);
     }
-    attention.keys = in_place(context, 1, keys);
-    attention.values = in_place(context, 2, values);
+    // What is shared was appended by the layer that it is of, and is only read.
+    attention.keys = is_shared_ ? const_cast<float*>(static_cast<const float*>(keys.data))
+                                : in_place(context, 1, keys);
+    attention.values = is_shared_ ? const_cast<float*>(static_cast<const float*>(values.data))
+                                  : in_place(context, 2, values);
     Tokens tokens{};
     tokens.rows = static_cast<const std::int64_t*>(rows.data);
     tokens.positions = static_cast<const std::int64_t*>(positions.data);
     tokens.first_query = count - queries;
     tokens.queries = static_cast<const float*>(query.data);
     tokens.keys = joined ? tokens.queries + wide : static_cast<const float*>(key.data);
-    tokens.values = joined ? tokens.keys + narrow : static_cast<const float*>(value.data);
-    tokens.query_stride = joined ? wide + 2 * narrow : wide;
-    tokens.key_stride = tokens.value_stride = joined ? tokens.query_stride : narrow;
-    check_places(tokens, count, static_cast<std::size_t>(keys.shape[0]),
-                 static_cast<std::size_t>(places));
+    tokens.values = joined ? tokens.keys + key_size : static_cast<const float*>(value.data);
+    tokens.query_stride = joined ? all : wide;
+    tokens.key_stride = joined ? all : key_size;
+    tokens.value_stride = joined ? all : value_size;
+    check_places(kName, tokens.rows, tokens.positions, count,
+                 static_cast<std::size_t>(keys.shape[0]), static_cast<std::size_t>(places));
+    if (is_ring_) check_ring(kName, tokens.rows, count, attention.window, attention.positions);
     float* y = floats(context, 0,
-                      {1, static_cast<std::int64_t>(queries), static_cast<std::int64_t>(wide)});
+                      {1, static_cast<std::int64_t>(queries),
+                       static_cast<std::int64_t>(attention.heads * attention.value_width)});
     std::vector<std::int64_t> ends;
     if (is_bidirectional_) {
       ends = ends_of_runs(tokens, count);
@@ -675,23 +730,6 @@ class AttentionOperator : public Operator {
   }
 
  private:
-  // The memory of an output; what the input holds is copied where it is other memory.
-  static float* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
-    float* memory = floats(context, index, buffer.shape);
-    if (memory != buffer.data) std::memcpy(memory, buffer.data, buffer.items() * sizeof(float));
-    return memory;
-  }
-  static void check_places(const Tokens& tokens, std::size_t count, std::size_t rows,
-                           std::size_t positions) {
-    for (std::size_t token = 0; token < count; token++)
-      if (static_cast<std::uint64_t>(tokens.rows[token]) >= rows ||
-          static_cast<std::uint64_t>(tokens.positions[token]) >= positions)
-        throw std::runtime_error("specrt.Attention got position " +
-                                 std::to_string(tokens.positions[token]) + " of row " +
-                                 std::to_string(tokens.rows[token]) + "; it has " +
-                                 std::to_string(rows) + " rows of " + std::to_string(positions));
-  }
-
   // Whether a query goes on where the one before it stands.
   static bool goes_on(const Tokens& tokens, std::size_t token) {
     return token > tokens.first_query && tokens.rows[token] == tokens.rows[token - 1] &&
@@ -712,7 +750,8 @@ class AttentionOperator : public Operator {
     const std::vector<Part> parts =
         parts_of(attention, tokens.first_query, count,
                  [&](std::size_t token) { return goes_on(tokens, token); });
-    const std::size_t shares = (count + kPartRows - 1) / kPartRows;
+    const std::size_t shares =
+        tokens.keys == nullptr ? 0 : (count + kPartRows - 1) / kPartRows;  // none: they are shared
     parallel(context, shares, [&](std::size_t share) {
       const std::size_t end = (share + 1) * kPartRows < count ? (share + 1) * kPartRows : count;
       for (std::size_t token = share * kPartRows; token < end; token++)
@@ -722,7 +761,73 @@ class AttentionOperator : public Operator {
   }
 
   Attention attention_;
-  bool is_bidirectional_ = false;
+  bool is_bidirectional_ = false, is_shared_ = false, is_ring_ = false;
+};
+
+// Products are not fused with sums here, so that every build has the same bits.
+class Convolution : public Operator {
+ public:
+  static constexpr const char* kName = "Convolution";
+  static constexpr std::size_t kInputs = 6, kOutputs = 2;
+  static bool is_made(std::size_t) { return true; }
+  static bool is_required(std::size_t index) { return index < 5; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index == 2 || index == 3 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64
+                                    : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+
+  explicit Convolution(const OrtKernelInfo*) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor x = input(context, 0), ring = input(context, 1);
+    const Tensor rows = input(context, 2), positions = input(context, 3);
+    const Tensor weight = input(context, 4), bias = input(context, 5);
+    const bool have_axes = ring.shape.size() == 4 && weight.shape.size() == 2;
+    const std::size_t count = rows.items();
+    const auto taps = static_cast<std::size_t>(have_axes ? weight.shape[0] : 0);
+    const auto channels = static_cast<std::size_t>(have_axes ? weight.shape[1] : 0);
+    const auto length = static_cast<std::size_t>(have_axes ? ring.shape[2] : 0);
+    const auto stride = static_cast<std::size_t>(have_axes ? ring.shape[3] : 0);
+    if (taps == 0 || positions.items() != count || x.items() != count * channels ||
+        ring.shape[1] != 1 || stride < channels ||
+        (bias.data != nullptr && bias.items() != channels))
+      throw std::runtime_error("specrt.Convolution got inputs of sizes that do not fit together");
+    const auto* row_of = static_cast<const std::int64_t*>(rows.data);
+    const auto* place_of = static_cast<const std::int64_t*>(positions.data);
+    check_places(kName, row_of, place_of, count, static_cast<std::size_t>(ring.shape[0]),
+                 static_cast<std::size_t>(kMostCount));
+    check_ring(kName, row_of, count, taps, length);
+    const auto* from = static_cast<const float*>(x.data);
+    float* y = floats(context, 0, x.shape);
+    float* memory = in_place(context, 1, ring);
+    const auto input_at = [&](std::size_t row, std::size_t position) {
+      return memory + (row * length + position % length) * stride;
+    };
+    const auto each = [&](const auto& body) {
+      const std::size_t shares = (count + kPartRows - 1) / kPartRows;
+      parallel(context, shares, [&](std::size_t share) {
+        const std::size_t end = (share + 1) * kPartRows < count ? (share + 1) * kPartRows : count;
+        for (std::size_t token = share * kPartRows; token < end; token++)
+          body(token, static_cast<std::size_t>(row_of[token]),
+               static_cast<std::size_t>(place_of[token]));
+      });
+    };
+    each([&](std::size_t token, std::size_t row, std::size_t position) {
+      std::memcpy(input_at(row, position), from + token * channels, channels * sizeof(float));
+    });
+    each([&](std::size_t token, std::size_t row, std::size_t position) {
+      float* to = y + token * channels;
+      if (bias.data == nullptr)
+        std::fill_n(to, channels, 0.0F);
+      else
+        std::memcpy(to, bias.data, channels * sizeof(float));
+      for (std::size_t tap = position + 1 < taps ? taps - 1 - position : 0; tap < taps; tap++) {
+        const float* past = input_at(row, position + 1 + tap - taps);
+        const float* factors = static_cast<const float*>(weight.data) + tap * channels;
+        for (std::size_t i = 0; i < channels; i++) to[i] += past[i] * factors[i];
+      }
+    });
+  }
 };
 
 class CrossAttention : public Operator {
@@ -740,7 +845,7 @@ class CrossAttention : public Operator {
     const Tensor query = input(context, 0), keys = input(context, 1), values = input(context, 2);
     const Tensor rows = input(context, 3), lengths = input(context, 4);
     Attention attention = attention_;
-    const std::size_t wide = attention.heads * attention.head_dim, count = rows.items();
+    const std::size_t wide = attention.heads * attention.key_width, count = rows.items();
     attention.positions = positions_of(attention, keys, values, kName);
     if (query.items() != count * wide || lengths.items() != static_cast<std::size_t>(keys.shape[0]))
       throw std::runtime_error(
@@ -756,8 +861,9 @@ class CrossAttention : public Operator {
     const std::vector<std::int64_t> positions =
         last_keys(tokens.rows, count, lengths, attention.positions);
     tokens.positions = positions.data();
-    float* y =
-        floats(context, 0, {1, static_cast<std::int64_t>(count), static_cast<std::int64_t>(wide)});
+    float* y = floats(context, 0,
+                      {1, static_cast<std::int64_t>(count),
+                       static_cast<std::int64_t>(attention.heads * attention.value_width)});
     const std::vector<Part> parts = parts_of(attention, 0, count, [&](std::size_t token) {
       return tokens.rows[token] == tokens.rows[token - 1];
     });
@@ -860,7 +966,7 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &made)) return status;
     for (const OrtCustomOp* op :
          {&described<MatMul>(), &described<Embedding>(), &described<AttentionOperator>(),
-          &described<CrossAttention>(), &described<Scores>()})
+          &described<CrossAttention>(), &described<Convolution>(), &described<Scores>()})
       if (OrtStatus* status = entries.CustomOpDomain_Add(made, op)) return status;
     domain = made;
   }

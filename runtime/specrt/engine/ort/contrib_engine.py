@@ -34,7 +34,7 @@ class ContribEngine:
     A row has the same bits next to any others, as it has a pass of its own, and at every width:
     graphs of targets pad their tokens to an even number, and have a position more for it.
 
-    Shapes: the KV buffers of a row are [1, kv_heads, P, head_dim], P being `max_length` or one
+    Shapes: the KV buffers of a row are [1, heads, P, width], P being `max_length` or one
         more.
     Threads: forward passes of one engine must not overlap.
     """
@@ -59,11 +59,10 @@ class ContribEngine:
 
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
-        g = self.geometry
         there = {i.name: tuple(i.shape) for i in self._session.get_inputs()}
         caches = {}
-        for name in [f"{kind}.{i}" for kind in ("key", "value") for i in range(g.layers)]:
-            shapes = [(1, g.kv_heads, self.max_length + more, g.head_dim) for more in (0, 1)]
+        for name, one in self.geometry.buffers.items():
+            shapes = [(1, one.heads, self.max_length + more, one.width) for more in (0, 1)]
             shape = there.get(name)
             if shape not in shapes:
                 raise EngineError(

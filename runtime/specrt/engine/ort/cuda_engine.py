@@ -264,7 +264,7 @@ class OrtCudaEngine:
     (width, rows) pair, on their first run; wider ones, which prefill uses, are launched kernel by
     kernel, and so is a pass whose capture fails. `device="cpu"` runs the same engine and bindings
     on the CPU provider, slowly, which captures nothing but is told what to.
-    Shapes: a KV buffer is [batch, kv_heads, max_length, head_dim], bound as input and output.
+    Shapes: a KV buffer is [batch, heads, max_length, width], bound as input and output.
     Threads: forward passes of one engine must not overlap.
     """
 
@@ -322,21 +322,18 @@ class OrtCudaEngine:
 
     def _allocate(self) -> dict[str, Any]:
         """Allocate the KV buffers, cleared: attention may read what it then multiplies by 0."""
-        g = self.geometry
-        shape = (self.batch, g.kv_heads, self.max_length, g.head_dim)
-        names = [f"{kind}.{i}" for i in range(g.layers) for kind in ("key", "value")]
-        for name in names:
+        caches = {}
+        for name, one in self.geometry.buffers.items():
+            shape = self.batch, one.heads, self.max_length, one.width
             actual = tuple(self._inputs[name].shape) if name in self._inputs else None
             if actual != shape:
                 raise EngineError(
                     f"the engine's {name} has shape {actual and list(actual)}, and the manifest "
                     f"says {list(shape)}; they do not belong together: build the bundle again"
                 )
-        kind = _KV_TYPES[self._inputs[names[0]].type]
-        zeros = _zeros(shape, kind)
-        caches = {name: self._value(shape, kind) for name in names}
-        for cache in caches.values():
-            cache.update_inplace(zeros)
+            kind = _KV_TYPES[self._inputs[name].type]
+            caches[name] = self._value(shape, kind)
+            caches[name].update_inplace(_zeros(shape, kind))
         return caches
 
     def _value(self, shape: tuple[int, ...], kind: Any) -> Any:

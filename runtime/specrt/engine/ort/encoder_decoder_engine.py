@@ -17,10 +17,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from specrt.bundle import EncoderRecord, Geometry
+from specrt.bundle import EncoderRecord
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.kernels import aligned_zeros, missing_kernels
-from specrt.engine.ort.ort_engine import TILE, OrtEngine, RowScores, open_session
+from specrt.engine.ort.ort_engine import TILE, OrtEngine, RowScores, open_session, packed_shape
 from specrt.engine.protocol import CLOSED, Feed, Source
 from specrt.engine.sources import (
     check_row,
@@ -32,6 +32,7 @@ from specrt.engine.sources import (
     require_source,
 )
 from specrt.errors import EngineError, first_line, shortage
+from specrt.geometry import Geometry
 
 NEEDS_KERNELS = "on a CPU encoder-decoders run on specrt's kernels alone"
 
@@ -61,18 +62,13 @@ class EncoderDecoderEngine(OrtEngine):
         self._read_only = {"source_lengths": self._lengths, **self._allocate_cross()}
 
     def _allocate_cross(self) -> dict[str, NDArray[np.float32]]:
-        one, groups = self._record, -(-self.max_source // TILE)
+        one = self._record
         shapes = {
-            "key": (self.batch, one.heads, groups, one.head_dim, TILE),
-            "value": (self.batch, one.heads, groups * TILE, -(-one.head_dim // TILE) * TILE),
+            name: packed_shape(name, one.heads, one.head_dim, self.batch, self.max_source)
+            for name in (f"cross_{own}" for own in self.geometry.buffers)
         }
-        names = {
-            f"cross_{kind}.{i}": shape
-            for kind, shape in shapes.items()
-            for i in range(self.geometry.layers)
-        }
-        self.check_shapes(names)
-        return {name: aligned_zeros(shape) for name, shape in names.items()}
+        self.check_shapes(shapes)
+        return {name: aligned_zeros(shape) for name, shape in shapes.items()}
 
     def condition(self, row: int, source: Source) -> None:
         """Read a source for a row; see `ConditionedEngine.condition`."""

@@ -34,6 +34,18 @@ TILE = 16
 """Positions of a group of keys, and lanes of a vector of values."""
 
 
+def packed_shape(name: str, heads: int, width: int, batch: int, positions: int) -> tuple[int, ...]:
+    """Return the shape of a buffer of the CPU kernels, given its name in the graph contract.
+
+    Shapes: keys [batch, heads, P / 16, width, 16], and others [batch, heads, P, width in whole
+        vectors of 16], P being `positions` in whole groups of 16.
+    """
+    groups = -(-positions // TILE)
+    if name.startswith(("key.", "cross_key.")):
+        return batch, heads, groups, width, TILE
+    return batch, heads, groups * TILE, -(-width // TILE) * TILE
+
+
 class RowScores(NamedTuple):
     """The scores of some rows of a pass, as views of memory that the next pass overwrites."""
 
@@ -55,10 +67,8 @@ class OrtEngine:
     A pass costs what its tokens cost, of whichever rows. A row has the same bits next to any others
     and at every width.
 
-    Shapes: the KV buffers of a layer are [batch, kv_heads, P / 16, head_dim, 16] for keys and
-        [batch, kv_heads, P, head_dim] for values, P being `max_length` in whole groups of 16;
-        `features`, what a target leaves at each position for a head, is [batch, max_length, H],
-        and None without a head.
+    Shapes: the KV buffers are as `packed_shape` says; `features`, what a target leaves at each
+        position for a head, is [batch, max_length, H], and None without a head.
     Threads: forward passes of one engine must not overlap.
     """
 
@@ -88,14 +98,12 @@ class OrtEngine:
 
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
-        g, groups = self.geometry, -(-self.max_length // TILE)
         shapes = {
-            "key": (self.batch, g.kv_heads, groups, g.head_dim, TILE),
-            "value": (self.batch, g.kv_heads, groups * TILE, -(-g.head_dim // TILE) * TILE),
+            name: packed_shape(name, one.heads, one.width, self.batch, self.max_length)
+            for name, one in self.geometry.buffers.items()
         }
-        names = {f"{kind}.{i}": shape for kind, shape in shapes.items() for i in range(g.layers)}
-        self.check_shapes(names)
-        return {name: aligned_zeros(shape) for name, shape in names.items()}
+        self.check_shapes(shapes)
+        return {name: aligned_zeros(shape) for name, shape in shapes.items()}
 
     def check_shapes(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a graph whose inputs have other shapes than the manifest says.

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import Geometry
 from specrt.engine.protocol import Confidence, Logits, Tokens
 from specrt.engine.tensorrt.device import (
     CudaDevice,
@@ -38,6 +37,7 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor, TrtContext, TrtPlan
 from specrt.errors import EngineError
+from specrt.geometry import Geometry
 
 KV_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -46,14 +46,9 @@ CANDIDATES = ("candidates.values", "candidates.ids")
 ANY = -1
 
 
-def cache_names(geometry: Geometry) -> list[str]:
-    """Return the names of the KV inputs; the outputs' begin with `present_`."""
-    return [f"{kind}.{i}" for i in range(geometry.layers) for kind in ("key", "value")]
-
-
 def cross_names(geometry: Geometry) -> list[str]:
     """Return the names of cross keys and values, of a decoder inputs."""
-    return [f"cross_{name}" for name in cache_names(geometry)]
+    return [f"cross_{name}" for name in geometry.buffers]
 
 
 def cross_row_bytes(record: EngineRecord) -> int:
@@ -96,13 +91,13 @@ def expected(
     if record.candidates:
         for name, kind in zip(CANDIDATES, ("float32", "int64"), strict=True):
             tensors[name] = Tensor((*rows, record.candidates), kind, False)
-    shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
-    for name in cache_names(geometry):
+    for name, one in geometry.buffers.items():
+        shape = batch, one.heads, max_length, one.width
         tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
         tensors[f"present_{name}"] = Tensor(shape, KV_TYPES[record.compute], False)
     if record.source is not None:
-        one = record.source
-        shape = (batch, one.heads, one.positions, one.head_dim)
+        source = record.source
+        shape = batch, source.heads, source.positions, source.head_dim
         tensors[SOURCE_LENGTH] = Tensor((batch,), "int64", True)
         for name in cross_names(geometry):
             tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
@@ -153,7 +148,7 @@ def check_plan(
 
 
 def _check_aliases(plan: TrtPlan, geometry: Geometry) -> None:
-    for name in cache_names(geometry):
+    for name in geometry.buffers:
         alias = plan.aliases(f"present_{name}")
         if alias not in ("", name):
             raise _mismatch(f"writes present_{name} into {alias}", f"that it goes into {name}")
@@ -192,18 +187,22 @@ class Caches:
     def __init__(
         self, memory: Memory, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
     ) -> None:
-        shape = (batch, geometry.kv_heads, max_length, geometry.head_dim)
-        each = aligned(prod(shape) * ITEM_BYTES[KV_TYPES[record.compute]])
-        self._row_bytes = prod(shape[1:]) * ITEM_BYTES[KV_TYPES[record.compute]]
+        item = ITEM_BYTES[KV_TYPES[record.compute]]
+        self._row_bytes = {
+            name: one.heads * max_length * one.width * item
+            for name, one in geometry.buffers.items()
+        }
         self._device = memory.device
-        names = cache_names(geometry)
         self.sets = kv_sets(record.form)
         self.parity = 0
-        at = memory.take(self.sets * each * len(names), PURPOSE)
-        self._places = [
-            {name: at + (s * len(names) + i) * each for i, name in enumerate(names)}
-            for s in range(self.sets)
-        ]
+        sizes = {name: aligned(batch * size) for name, size in self._row_bytes.items()}
+        at = memory.take(self.sets * sum(sizes.values()), PURPOSE)
+        self._places: list[dict[str, int]] = []
+        for _ in range(self.sets):
+            self._places.append({})
+            for name, size in sizes.items():
+                self._places[-1][name] = at
+                at += size
 
     def bind(self, context: TrtContext, parity: int) -> None:
         """Let a context read one set and write the other, or the same where there is one."""
@@ -214,8 +213,8 @@ class Caches:
 
     def copy_row(self, source: int, to: int) -> None:
         """Copy a row of what the next pass reads to another; wait for `CudaDevice.wait`."""
-        size = self._row_bytes
-        for place in self._places[self.parity].values():
+        for name, place in self._places[self.parity].items():
+            size = self._row_bytes[name]
             self._device.copy(place + to * size, place + source * size, size)
 
     def swap(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.bundle import EncoderRecord, Geometry
+from specrt.bundle import EncoderRecord
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Feed, Output, PaddedRows, RowsEngine, SingleRow, Source
 from specrt.engine.sources import (
@@ -42,6 +42,7 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.passes import ANY, check_plan, cross_names, cross_row_bytes
 from specrt.engine.tensorrt.plan import TrtPlan
 from specrt.errors import BundleError, EngineError
+from specrt.geometry import Geometry
 
 FLOAT_BYTES = 4
 

@@ -46,12 +46,13 @@ class Fields {
   bool has(const std::string& key) const { return value_->find(key) != nullptr; }
   // Refuse keys that there are not.
   void only(std::initializer_list<std::string_view> known) const;
-
- private:
-  const Json& at(const std::string& key) const;
+  // How messages name a field.
   std::string place(const std::string& key) const {
     return name_.empty() ? key : name_ + "." + key;
   }
+
+ private:
+  const Json& at(const std::string& key) const;
 
   const Json* value_;
   std::string name_;

@@ -69,20 +69,24 @@ void check_kinds(const Manifest& m) {
                 "; expected one width of both");
 }
 
-void check_shape(const std::string& role, const Geometry& shape,
-                 const std::vector<std::int64_t>& windows) {
-  require(windows.size() == static_cast<std::size_t>(shape.layers),
-          role + ".geometry.windows has " + std::to_string(windows.size()) +
-              " entries; expected one for each of " + std::to_string(shape.layers) + " layers");
-  require(shape.heads % shape.kv_heads == 0,
-          role + ".geometry.kv_heads is " + std::to_string(shape.kv_heads) +
-              "; expected a divisor of heads, " + std::to_string(shape.heads));
+void check_shape(const std::string& role, const Geometry& shape) {
+  require(!shape.memories.empty(),
+          role + ".geometry.memories is empty; expected one for each layer");
+  for (std::size_t layer = 0; layer < shape.memories.size(); layer++) {
+    const LayerMemory& own = shape.memories[layer];
+    const std::string name = role + ".geometry.memories[" + std::to_string(layer) + "]";
+    if (own.is_shared) continue;
+    require(own.kv_heads > 0 && shape.heads % own.kv_heads == 0,
+            name + ".kv_heads is " + std::to_string(own.kv_heads) +
+                "; expected a divisor of heads, " + std::to_string(shape.heads));
+    require(own.key_width > 0 && own.value_width > 0,
+            name + " has no width; expected one of 1 or more");
+  }
 }
 
 }  // namespace
 
-void check_manifest(const Record& record, const std::vector<std::int64_t>& gammas,
-                    const std::map<std::string, std::vector<std::int64_t>>& windows) {
+void check_manifest(const Record& record, const std::vector<std::int64_t>& gammas) {
   const Manifest& m = record.manifest;
   const auto has = [&](std::int64_t gamma) {
     return std::find(gammas.begin(), gammas.end(), gamma) != gammas.end();
@@ -108,8 +112,8 @@ void check_manifest(const Record& record, const std::vector<std::int64_t>& gamma
     require(*m.bos_token_id < vocab, "bos_token_id is " + std::to_string(*m.bos_token_id) +
                                          "; expected an id below " + std::to_string(vocab));
   check_files(record);
-  check_shape("target", m.target.geometry, windows.at("target"));
-  if (m.draft) check_shape("draft", m.draft->geometry, windows.at("draft"));
+  check_shape("target", m.target.geometry);
+  if (m.draft) check_shape("draft", m.draft->geometry);
 }
 
 std::size_t Manifest::max_width() const {
@@ -119,26 +123,68 @@ std::size_t Manifest::max_width() const {
 
 namespace {
 
-// Of encoder-decoders, which are refused by name; of format 2 are bundles with a head or a
-// vocab_map.
-constexpr std::int64_t kFormat = 3;
+// Of what is built today; bundles of formats 1 to 3 had layers of one shape.
+constexpr std::int64_t kFormat = 4;
+constexpr std::int64_t kMostLayers = 10'000;
 constexpr const char* kTasks[] = {"text-generation", "text2text-generation",
                                   "automatic-speech-recognition"};
 constexpr std::int64_t kMostFeatures = 1'000'000;
 constexpr std::uint64_t kMostManifestBytes = 64 << 20;
 constexpr char kAgain[] = "build the bundle again with `specrt build RECIPE`";
 
-Geometry read_geometry(const Fields& fields, std::vector<std::int64_t>& windows) {
-  fields.only(
-      {"layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "windows"});
+// Layers of one shape, as bundles of formats 1 to 3 have them.
+std::vector<LayerMemory> read_layers(const Fields& fields) {
+  const auto layers = static_cast<std::size_t>(fields.whole("layers", 1, kMostLayers));
+  LayerMemory one;
+  one.kv_heads = static_cast<int>(fields.count("kv_heads"));
+  one.key_width = one.value_width = static_cast<int>(fields.count("head_dim"));
+  const std::size_t windows = fields.wholes("windows").size();
+  if (windows != layers)
+    throw std::runtime_error(fields.place("windows") + " has " + std::to_string(windows) +
+                             " entries; expected one for each of " + std::to_string(layers) +
+                             " layers");
+  return std::vector<LayerMemory>(layers, one);
+}
+
+LayerMemory read_memory(const Fields& fields, std::size_t layer,
+                        const std::vector<LayerMemory>& earlier) {
+  fields.only({"kind", "kv_heads", "key_width", "value_width", "window", "owner"});
+  LayerMemory memory;
+  const std::string kind = fields.text("kind");
+  memory.is_shared = kind == "shared";
+  if (!memory.is_shared && kind != "attention")
+    throw std::runtime_error(fields.place("kind") + " is " + shown(kind) +
+                             "; expected 'attention' or 'shared', which is what the native "
+                             "implementation runs");
+  const auto size = [&](const char* name) {
+    return fields.has(name) ? fields.whole(name, 0, kMostCount) : 0;
+  };
+  memory.kv_heads = static_cast<int>(size("kv_heads"));
+  memory.key_width = static_cast<int>(size("key_width"));
+  memory.value_width = static_cast<int>(size("value_width"));
+  size("window");
+  const std::int64_t owner = size("owner");
+  const bool is_earlier = owner < static_cast<std::int64_t>(layer);
+  if (memory.is_shared && (!is_earlier || earlier[static_cast<std::size_t>(owner)].is_shared))
+    throw std::runtime_error(fields.place("owner") + " is " + std::to_string(owner) +
+                             "; expected an earlier layer that attends");
+  return memory;
+}
+
+Geometry read_geometry(const Fields& fields) {
   Geometry shape;
-  shape.layers = static_cast<int>(fields.whole("layers", 1, 10'000));
+  if (fields.has("head_dim")) {
+    fields.only(
+        {"layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "windows"});
+    shape.memories = read_layers(fields);
+  } else {
+    fields.only({"heads", "vocab_size", "max_positions", "memories"});
+    for (const Fields& memory : fields.records("memories"))
+      shape.memories.push_back(read_memory(memory, shape.memories.size(), shape.memories));
+  }
   shape.heads = static_cast<int>(fields.count("heads"));
-  shape.kv_heads = static_cast<int>(fields.count("kv_heads"));
-  shape.head_dim = static_cast<int>(fields.count("head_dim"));
   shape.vocab_size = static_cast<int>(fields.count("vocab_size"));
   shape.max_positions = static_cast<int>(fields.count("max_positions"));
-  windows = fields.wholes("windows");
   return shape;
 }
 
@@ -174,8 +220,7 @@ void check_origins(const Fields& manifest) {
   }
 }
 
-ModelRecord read_model(const Fields& fields, const std::string& backend,
-                       std::vector<std::int64_t>& windows) {
+ModelRecord read_model(const Fields& fields, const std::string& backend) {
   fields.only({"engine",        "geometry", "model_type", "parameters", "weight_bytes",
                "kv_item_bytes", "fused",    "precision",  "embedding",  "head",
                "block",         "per_row",  "symmetric",  "quality",    "backend",
@@ -183,7 +228,7 @@ ModelRecord read_model(const Fields& fields, const std::string& backend,
                "encoder"});
   ModelRecord model;
   model.engine = fields.text("engine");
-  model.geometry = read_geometry(fields.record("geometry"), windows);
+  model.geometry = read_geometry(fields.record("geometry"));
   fields.text("model_type");
   fields.whole("parameters");
   model.weight_bytes = static_cast<std::uint64_t>(fields.whole("weight_bytes"));
@@ -237,7 +282,6 @@ Record read_record(const Json& json) {
   const Fields fields(json, "");
   Record record;
   Manifest& m = record.manifest;
-  std::map<std::string, std::vector<std::int64_t>> windows;
   fields.whole("format", 1, kFormat);
   m.name = fields.text("name");
   m.backend = fields.text("backend");
@@ -250,9 +294,8 @@ Record read_record(const Json& json) {
   if (fields.has("drafter")) m.drafter = fields.text("drafter");
   m.eos_token_ids = fields.wholes("eos_token_ids");
   m.bos_token_id = fields.whole_or_null("bos_token_id");
-  m.target = read_model(fields.record("target"), m.backend, windows["target"]);
-  if (const auto draft = fields.record_or_null("draft"))
-    m.draft = read_model(*draft, m.backend, windows["draft"]);
+  m.target = read_model(fields.record("target"), m.backend);
+  if (const auto draft = fields.record_or_null("draft")) m.draft = read_model(*draft, m.backend);
   record.versions = fields.texts("versions");
   record.device = fields.texts("device");
   m.source = fields.text("source");
@@ -263,7 +306,7 @@ Record read_record(const Json& json) {
   check_task(fields);
   check_acceptance(fields);
   check_origins(fields);
-  check_manifest(record, gammas, windows);
+  check_manifest(record, gammas);
   m.gammas.assign(gammas.begin(), gammas.end());  // below max_length, as was checked
   std::sort(m.gammas.begin(), m.gammas.end());
   m.gammas.erase(std::unique(m.gammas.begin(), m.gammas.end()), m.gammas.end());

@@ -23,9 +23,8 @@ struct Record {
 Record read_manifest(const std::string& folder);
 
 // Refuse what does not fit together between fields that are fine by themselves: gammas as they are
-// written, and the windows of each model. Throws std::runtime_error.
-void check_manifest(const Record& record, const std::vector<std::int64_t>& gammas,
-                    const std::map<std::string, std::vector<std::int64_t>>& windows);
+// written, and sizes of each model. Throws std::runtime_error.
+void check_manifest(const Record& record, const std::vector<std::int64_t>& gammas);
 
 // The text of a file that may be anything. Throws std::runtime_error for what is not a file, or has
 // more than so many bytes.

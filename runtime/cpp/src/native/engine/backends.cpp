@@ -56,10 +56,12 @@ std::shared_ptr<Model> open_model(const Bundle& bundle, const ModelRecord& model
 }  // namespace
 
 double kv_bytes(const Manifest& manifest, const ModelRecord& model, int rows) {
-  const Geometry& g = model.geometry;
   const double positions = static_cast<double>(rows) * manifest.max_length;
   const double features = model.kind.empty() ? 4.0 * positions * model.features : 0;
-  return features + 2.0 * g.layers * positions * g.kv_heads * g.head_dim * model.kv_item_bytes;
+  double widths = 0;
+  for (const MemoryBuffer& one : model.geometry.buffers())
+    widths += static_cast<double>(one.heads) * one.width;
+  return features + positions * widths * model.kv_item_bytes;
 }
 
 Models open_models(const Bundle& bundle, const OpenOptions& options, int threads) {

@@ -200,24 +200,21 @@ class OrtEngine : public Engine {
 
 void OrtEngine::allocate() {
   check_ports();
-  const Geometry& g = settings_.geometry;
   const std::int64_t tile = size_of(kernels::kTile);
   const auto tiles = [&](std::int64_t count) { return (count + tile - 1) / tile; };
   const std::int64_t groups = tiles(size_of(settings_.max_length));
-  const std::pair<const char*, Shape> kinds[] = {
-      {"key.", {settings_.batch, g.kv_heads, groups, g.head_dim, tile}},
-      {"value.", {settings_.batch, g.kv_heads, groups * tile, tiles(g.head_dim) * tile}}};
-  for (const auto& [kind, shape] : kinds) {
-    for (int layer = 0; layer < g.layers; ++layer) {
-      const std::string name = kind + std::to_string(layer);
-      const auto entry = session_->inputs().find(name);
-      const OrtPort port = entry == session_->inputs().end() ? OrtPort{} : entry->second;
-      if (port.shape != shape || port.type != kFloat)
-        throw Failure(SPECRT_ENGINE, "the engine's " + name + " has shape " + listed(port.shape) +
-                                         ", and the manifest says " + listed(shape) +
-                                         "; they do not belong together: build the bundle again");
-      caches_.push_back({name, shape, Buffer(items_of(shape), sizeof(float))});
-    }
+  for (const MemoryBuffer& one : settings_.geometry.buffers()) {
+    const bool is_key = one.name.rfind("key.", 0) == 0;
+    const Shape shape =
+        is_key ? Shape{settings_.batch, one.heads, groups, one.width, tile}
+               : Shape{settings_.batch, one.heads, groups * tile, tiles(one.width) * tile};
+    const auto entry = session_->inputs().find(one.name);
+    const OrtPort port = entry == session_->inputs().end() ? OrtPort{} : entry->second;
+    if (port.shape != shape || port.type != kFloat)
+      throw Failure(SPECRT_ENGINE, "the engine's " + one.name + " has shape " + listed(port.shape) +
+                                       ", and the manifest says " + listed(shape) +
+                                       "; they do not belong together: build the bundle again");
+    caches_.push_back({one.name, shape, Buffer(items_of(shape), sizeof(float))});
   }
 }
 

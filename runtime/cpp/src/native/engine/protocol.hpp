@@ -4,19 +4,46 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "params.hpp"
 
 namespace specrt::native {
 
-struct Geometry {
-  int layers = 0;
-  int heads = 0;
+// What one layer keeps of a row from one pass to the next: keys and values, or nothing where it
+// reads those of an earlier layer.
+struct LayerMemory {
+  bool is_shared = false;
   int kv_heads = 0;
-  int head_dim = 0;
+  int key_width = 0;
+  int value_width = 0;
+};
+
+// One tensor of a layer's memory, [batch, heads, positions, width], as "key.0".
+struct MemoryBuffer {
+  std::string name;
+  int heads;
+  int width;
+};
+
+struct Geometry {
+  int heads = 0;
   int vocab_size = 0;
   int max_positions = 0;
+  std::vector<LayerMemory> memories;
+
+  // The tensors of all memories, in the order of the graph contract.
+  std::vector<MemoryBuffer> buffers() const {
+    std::vector<MemoryBuffer> found;
+    for (std::size_t layer = 0; layer < memories.size(); layer++) {
+      const LayerMemory& own = memories[layer];
+      if (own.is_shared) continue;
+      found.push_back({"key." + std::to_string(layer), own.kv_heads, own.key_width});
+      found.push_back({"value." + std::to_string(layer), own.kv_heads, own.value_width});
+    }
+    return found;
+  }
 };
 
 // Scores that are not there as rows of the vocabulary, as those on a device: all rows are made at

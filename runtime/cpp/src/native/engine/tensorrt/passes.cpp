@@ -40,11 +40,11 @@ std::map<std::string, Tensor> expected(const EngineRecord& record, const Geometr
     tensors.emplace(kCandidateValues, Tensor{{1, kAny, count}, DataType::kFLOAT, false});
     tensors.emplace(kCandidateIds, Tensor{{1, kAny, count}, DataType::kINT64, false});
   }
-  const std::vector<std::int64_t> shape{1, geometry.kv_heads, static_cast<std::int64_t>(max_length),
-                                        geometry.head_dim};
-  for (const std::string& name : cache_names(geometry)) {
-    tensors.emplace(name, Tensor{shape, cache_type(record), true});
-    tensors.emplace("present_" + name, Tensor{shape, cache_type(record), false});
+  for (const MemoryBuffer& one : geometry.buffers()) {
+    const std::vector<std::int64_t> shape{1, one.heads, static_cast<std::int64_t>(max_length),
+                                          one.width};
+    tensors.emplace(one.name, Tensor{shape, cache_type(record), true});
+    tensors.emplace("present_" + one.name, Tensor{shape, cache_type(record), false});
   }
   return tensors;
 }
@@ -110,13 +110,6 @@ void check_range(const CompiledPlan& plan, std::size_t number, const Profile& pr
 
 }  // namespace
 
-std::vector<std::string> cache_names(const Geometry& geometry) {
-  std::vector<std::string> names;
-  for (int i = 0; i < geometry.layers; ++i)
-    for (const char* kind : {"key.", "value."}) names.push_back(kind + std::to_string(i));
-  return names;
-}
-
 void check_plan(const CompiledPlan& plan, const EngineRecord& record, const Geometry& geometry,
                 std::size_t max_length) {
   const std::size_t count = record.profiles.size();
@@ -130,7 +123,7 @@ void check_plan(const CompiledPlan& plan, const EngineRecord& record, const Geom
     if (profile.kv_length) check_range(plan, i, profile, kKvLength, *profile.kv_length);
   }
   if (!record.native) return;
-  for (const std::string& name : cache_names(geometry)) {
+  for (const auto& [name, heads, width] : geometry.buffers()) {
     const std::string alias = plan.alias("present_" + name);
     if (!alias.empty() && alias != name)
       apart("writes present_" + name + " into " + alias, "that it goes into " + name);
@@ -139,20 +132,27 @@ void check_plan(const CompiledPlan& plan, const EngineRecord& record, const Geom
 
 namespace {
 
-std::size_t bytes_of(const EngineRecord& record, const Geometry& geometry, std::size_t length) {
-  return aligned(product({static_cast<std::size_t>(geometry.kv_heads), length,
-                          static_cast<std::size_t>(geometry.head_dim), record.kv_item_bytes()}));
+std::vector<std::size_t> offsets_of(const EngineRecord& record, const Geometry& geometry,
+                                    std::size_t length) {
+  std::vector<std::size_t> offsets{0};
+  for (const MemoryBuffer& one : geometry.buffers())
+    offsets.push_back(offsets.back() + aligned(product({static_cast<std::size_t>(one.heads), length,
+                                                        static_cast<std::size_t>(one.width),
+                                                        record.kv_item_bytes()})));
+  return offsets;
 }
 
 }  // namespace
 
 KVBuffers::KVBuffers(const EngineRecord& record, const Geometry& geometry, std::size_t max_length,
                      const Stream& stream)
-    : names_(cache_names(geometry)),
-      sets_(record.native ? 1 : 2),
-      each_(bytes_of(record, geometry, max_length)),
-      memory_(product({sets_, names_.size(), each_}), "KV buffers", stream) {
-  for (const std::string& name : names_) written_.push_back("present_" + name);
+    : sets_(record.native ? 1 : 2),
+      offsets_(offsets_of(record, geometry, max_length)),
+      memory_(product({sets_, offsets_.back()}), "KV buffers", stream) {
+  for (const MemoryBuffer& one : geometry.buffers()) {
+    names_.push_back(one.name);
+    written_.push_back("present_" + one.name);
+  }
 }
 
 void KVBuffers::bind(Context& context) const {
@@ -163,7 +163,7 @@ void KVBuffers::bind(Context& context) const {
 }
 
 void* KVBuffers::place(std::size_t set, std::size_t name) const {
-  return memory_.at((set * names_.size() + name) * each_);
+  return memory_.at(set * offsets_.back() + offsets_[name]);
 }
 
 namespace {

@@ -15,9 +15,6 @@ namespace specrt::native::tensorrt {
 constexpr const char* kCandidateValues = "candidates.values";
 constexpr const char* kCandidateIds = "candidates.ids";
 
-// The names of the KV inputs; those of the outputs begin with "present_".
-std::vector<std::string> cache_names(const Geometry& geometry);
-
 // Refuse a plan whose tensors or profiles are not what its record and the manifest say, before a
 // pass finds out. Throws Failure(SPECRT_ENGINE) with what was found and what they say.
 void check_plan(const CompiledPlan& plan, const EngineRecord& record, const Geometry& geometry,
@@ -42,7 +39,7 @@ class KVBuffers {
 
   std::vector<std::string> names_, written_;
   std::size_t sets_;
-  std::size_t each_;
+  std::vector<std::size_t> offsets_;  // of each buffer in a set, and after the last the set's size
   std::size_t parity_ = 0;
   DeviceMemory memory_;
 };

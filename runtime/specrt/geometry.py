@@ -1,0 +1,178 @@
+"""The fixed sizes of a decoder, and what each of its layers remembers of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specrt.records import Count, Interval, Words, read
+
+ATTENTION, SHARED, CONV = KINDS = "attention", "shared", "conv"
+"""What a layer may remember by: keys and values; those of another layer; past inputs."""
+
+
+def is_ring(name: str) -> bool:
+    """Tell whether a buffer of the portable graph is a ring: position p lies at p mod its length.
+
+    Others hold every position of a row.
+    """
+    return name.startswith(f"{CONV}.")
+
+
+class Buffer(NamedTuple):
+    """One tensor of a layer's memory, [batch, heads, positions, width]."""
+
+    heads: int
+    width: int
+    seen: int
+    """How many of the latest positions a token reads, its own included; 0 for all."""
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """What one layer keeps of a row from one pass to the next.
+
+    Sizes that a kind does not have are 0.
+    """
+
+    kind: Annotated[str, Words(KINDS, "upgrade specrt for other kinds")]
+    kv_heads: int = 0
+    """Of attention: heads of keys and values; a group of query heads reads each."""
+    key_width: int = 0
+    """Numbers of a key, and of a query; or of an input of a convolution."""
+    value_width: int = 0
+    window: int = 0
+    """Of attention: how many of the latest keys a query sees, its own included; 0 for all. Of a
+    convolution: its taps."""
+    owner: int = 0
+    """Of a shared layer: the earlier one whose keys and values it reads."""
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        """The tensors that it keeps, by the first part of their names."""
+        if self.kind == CONV:
+            return {CONV: Buffer(1, self.key_width, self.window)}
+        if self.kind == SHARED:
+            return {}
+        return {
+            "key": Buffer(self.kv_heads, self.key_width, self.window),
+            "value": Buffer(self.kv_heads, self.value_width, self.window),
+        }
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The fixed sizes of one decoder."""
+
+    heads: Count
+    """Query heads of a layer that attends."""
+    vocab_size: Count
+    max_positions: Count
+    """Positions the model was trained for; no engine is built longer."""
+    memories: tuple[LayerMemory, ...]
+    """What each layer remembers."""
+
+    @classmethod
+    def uniform(
+        cls, layers: int, heads: int, kv_heads: int, head_dim: int, vocab_size: int,
+        max_positions: int, windows: Sequence[int] = (),
+    ) -> Geometry:  # fmt: skip
+        """Return the geometry of attention layers that differ by their windows at most."""
+        one = LayerMemory(ATTENTION, kv_heads, head_dim, head_dim)
+        memories = tuple(replace(one, window=window) for window in windows or (0,) * layers)
+        return cls(heads, vocab_size, max_positions, memories)
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return len(self.memories)
+
+    @cached_property
+    def buffers(self) -> dict[str, Buffer]:
+        """The tensors of all memories in the order of the graph contract, by names as `key.0`."""
+        return {
+            f"{kind}.{layer}": buffer
+            for layer, memory in enumerate(self.memories)
+            for kind, buffer in memory.buffers.items()
+        }
+
+    def attention(self, layer: int) -> LayerMemory:
+        """Return the keys and values that a layer attends to: its own, or those it shares."""
+        own = self.memories[layer]
+        return self.memories[own.owner] if own.kind == SHARED else own
+
+    @property
+    def windows(self) -> set[int]:
+        """The windows of its attention; 0 is none."""
+        return {one.window for one in self.memories if one.kind == ATTENTION}
+
+    def kv_bytes(self, batch: int, max_length: int, item_bytes: int) -> int:
+        """Return the bytes that the memories of all layers take."""
+        widths = sum(one.heads * one.width for one in self.buffers.values())
+        return batch * max_length * widths * item_bytes
+
+    def filled(
+        self, batch: int, positions: int, number: float = 0
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return arrays of all buffers as the portable graph has them, filled with a number.
+
+        Shapes: [batch, heads, positions, width] f32 each.
+        """
+        return {
+            name: np.full((batch, one.heads, positions, one.width), number, np.float32)
+            for name, one in self.buffers.items()
+        }
+
+    def problems(self) -> Iterator[str]:
+        """Yield what does not fit together, beginning with the field that is wrong."""
+        if not self.memories:
+            yield "memories is empty; expected one for each layer"
+        for layer, own in enumerate(self.memories):
+            name = f"memories[{layer}]"
+            if own.kind == SHARED and not (
+                own.owner < layer and self.memories[own.owner].kind == ATTENTION
+            ):
+                yield f"{name}.owner is {own.owner}; expected an earlier layer that attends"
+            elif own.kind == ATTENTION and (own.kv_heads == 0 or self.heads % own.kv_heads):
+                expected = f"expected a divisor of heads, {self.heads}"
+                yield f"{name}.kv_heads is {own.kv_heads}; {expected}"
+            elif any(one.width == 0 for one in own.buffers.values()):
+                yield f"{name} has no width; expected one of 1 or more"
+
+    @staticmethod
+    def current(written: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        """Return a record in the present form; see `records.read`."""
+        if "head_dim" not in written:
+            return written
+        old = read(_OneShape, written, name)
+        if len(old.windows) != old.layers:
+            raise ValueError(
+                f"{name}.windows has {len(old.windows)} entries; expected one for each of "
+                f"{old.layers} layers"
+            )
+        one = {"kind": ATTENTION, "kv_heads": old.kv_heads}
+        one |= {"key_width": old.head_dim, "value_width": old.head_dim}
+        return {
+            "heads": old.heads,
+            "vocab_size": old.vocab_size,
+            "max_positions": old.max_positions,
+            "memories": [{**one, "window": window} for window in old.windows],
+        }
+
+
+@dataclass(frozen=True)
+class _OneShape:
+    """How a geometry was written while all layers had keys and values of one shape."""
+
+    layers: Annotated[int, Interval(1, 10**4)]
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    vocab_size: Count
+    max_positions: Count
+    windows: tuple[int, ...]
