@@ -66,6 +66,7 @@ specrt.system
 specrt.text
 specrt.generation_config
 specrt.bundle specrt.params
+specrt.geometry
 specrt.speech.log_mel specrt.speech.wav
 specrt.constraints
 specrt.json_schema

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specrt.records import Count, Interval, Words, read
+from specrt.records import Count, Interval, read
 
 ATTENTION, SHARED, CONV = KINDS = "attention", "shared", "conv"
-"""What a layer may remember by: keys and values; those of another layer; past inputs."""
+"""What layers remember by: keys and values; another layer's; past inputs of a convolution."""
 
 
 def is_ring(name: str) -> bool:
@@ -24,6 +24,10 @@ def is_ring(name: str) -> bool:
     return name.startswith(f"{CONV}.")
 
 
+Size = Annotated[int, Interval(0, 10**9)]
+"""Of something that may be missing."""
+
+
 class Buffer(NamedTuple):
     """One tensor of a layer's memory, [batch, heads, positions, width]."""
 
@@ -31,6 +35,14 @@ class Buffer(NamedTuple):
     width: int
     seen: int
     """How many of the latest positions a token reads, its own included; 0 for all."""
+
+    def ring(self, max_length: int, max_width: int) -> int:
+        """Return the least positions that are enough where position p lies at p mod so many.
+
+        Passes write up to `max_width` positions before they read. What a rejected token was written
+        over, no token that comes after the rejection sees: it lies `max_width` further back.
+        """
+        return min(max_length, self.seen + max_width) if self.seen else max_length
 
 
 @dataclass(frozen=True)
@@ -40,16 +52,17 @@ class LayerMemory:
     Sizes that a kind does not have are 0.
     """
 
-    kind: Annotated[str, Words(KINDS, "upgrade specrt for other kinds")]
-    kv_heads: int = 0
+    kind: str
+    """One of `KINDS`."""
+    kv_heads: Size = 0
     """Of attention: heads of keys and values; a group of query heads reads each."""
-    key_width: int = 0
+    key_width: Size = 0
     """Numbers of a key, and of a query; or of an input of a convolution."""
-    value_width: int = 0
-    window: int = 0
+    value_width: Size = 0
+    window: Size = 0
     """Of attention: how many of the latest keys a query sees, its own included; 0 for all. Of a
     convolution: its taps."""
-    owner: int = 0
+    owner: Size = 0
     """Of a shared layer: the earlier one whose keys and values it reads."""
 
     @property
@@ -134,15 +147,20 @@ class Geometry:
             yield "memories is empty; expected one for each layer"
         for layer, own in enumerate(self.memories):
             name = f"memories[{layer}]"
-            if own.kind == SHARED and not (
+            if own.kind not in KINDS:
+                yield f"{name}.kind is {own.kind!r}; expected {', '.join(KINDS)}, or a newer specrt"
+            elif own.kind == SHARED and not (
                 own.owner < layer and self.memories[own.owner].kind == ATTENTION
             ):
                 yield f"{name}.owner is {own.owner}; expected an earlier layer that attends"
             elif own.kind == ATTENTION and (own.kv_heads == 0 or self.heads % own.kv_heads):
                 expected = f"expected a divisor of heads, {self.heads}"
                 yield f"{name}.kv_heads is {own.kv_heads}; {expected}"
-            elif any(one.width == 0 for one in own.buffers.values()):
-                yield f"{name} has no width; expected one of 1 or more"
+            elif own.kind == CONV and own.window == 0:
+                yield f"{name}.window is 0; expected the taps of a convolution"
+        for name, one in self.buffers.items():
+            if one.width == 0:
+                yield f"memories: {name} has no width; expected 1 or more"
 
     @staticmethod
     def current(written: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -182,13 +182,17 @@ def test_what_was_hashed_is_what_is_read(bundle: Path) -> None:
         file.require_same()
 
 
+OF_ONE_SHAPE = {
+    "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 300, "max_positions": 64,
+    "windows": [0, 16],
+}  # fmt: skip
 WRONG: list[tuple[str, Any, str]] = [
     *((key, GONE, key) for key, field in sorted(Manifest.__dataclass_fields__.items())
       if key != "format" and field.default is field.default_factory),
     *(("format", value, f"format is {value!r}; expected a whole number from 1 to {FORMAT}")
       for value in (0, True, "1", 1.0)),
     ("device machine", "vax", f"was built for vax, and this machine is {platform.machine()}"),
-    ("target geometry kv_heads", GONE, "kv_heads"),
+    ("target geometry heads", GONE, "heads"),
     ("draft shape", 1, "shape"),
     ("files", [], "files is []; expected an object"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
@@ -196,8 +200,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("gammas", [2, 4], "gammas is (2, 4); expected 0 among them"),
     ("gamma", 3, "gamma is 3; expected one of (0, 2, 4)"),
     ("prefill", 65, "asks for passes of 65; expected up to 64"),
-    ("target geometry windows", [0], "windows has 1 entries; expected one for each of 2 layers"),
-    ("draft geometry kv_heads", 3, "kv_heads is 3; expected a divisor of heads, 4"),
+    ("target geometry", {**OF_ONE_SHAPE, "windows": [0]},
+     "windows has 1 entries; expected one for each of 2 layers"),
+    ("draft geometry heads", 3, "kv_heads is 2; expected a divisor of heads, 3"),
+    ("draft geometry memories", [], "memories is empty; expected one for each layer"),
+    ("draft geometry memories", [{"kind": "shared"}], "owner is 0; expected an earlier layer"),
+    ("draft geometry memories", [{"kind": "conv", "key_width": 4}], "window is 0; expected"),
+    ("draft geometry memories", [{"kind": "dream"}], "kind is 'dream'; expected attention"),
     ("eos_token_ids", [2, 300], "eos_token_ids is (2, 300); expected ids bel"),
     ("bos_token_id", 300, "bos_token_id is 300; expected an id below 300"),
     ("files tokenizer.json", GONE, "files lacks 'tokenizer.json'; expected it"),

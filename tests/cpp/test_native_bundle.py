@@ -57,10 +57,15 @@ STRICTER = [
 
 OUT = Ellipsis
 """Instead of a value: leave the place out."""
+OF_ONE_SHAPE = {
+    "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 8192,
+    "max_positions": 4096, "windows": [0, 0],
+}  # fmt: skip
+"""A geometry as bundles of formats 1 to 3 have it."""
 KINDS = ", ".join(map(json.dumps, ("", *HEADS)))
 DAMAGE: list[tuple[str, Any, str]] = [
-    ("format", 4, "has bundle format 4, and this specrt reads up to 3"),
-    ("format", True, "format is true; expected a whole number from 1 to 3"),
+    ("format", 5, "has bundle format 5, and this specrt reads up to 4"),
+    ("format", True, "format is true; expected a whole number from 1 to 4"),
     ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
     ("batch", 65, "batch is 65; expected 1 to 64"),
     ("batch", 1.0, "batch is 1"),
@@ -72,9 +77,13 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("prefill", 4096, "asks for passes of 4096; expected up to 2048"),
     ("eos_token_ids", [8192], "eos_token_ids is (8192); expected ids below 8192"),
     ("bos_token_id", 8192, "bos_token_id is 8192; expected an id below 8192"),
-    ("target/geometry/windows", [0], "target.geometry.windows has 1 entries"),
-    ("target/geometry/kv_heads", 4, "target.geometry.kv_heads is 4; expected a divisor"),
-    ("target/geometry/layers", 10**9, "target.geometry.layers is 1000000000"),
+    ("target/geometry", {**OF_ONE_SHAPE, "windows": [0]}, "target.geometry.windows has 1 entries"),
+    ("target/geometry", {**OF_ONE_SHAPE, "layers": 10**9}, "target.geometry.layers is 1000000000"),
+    ("target/geometry/heads", 3, "memories[0].kv_heads is 2; expected a divisor"),
+    ("target/geometry/memories", [], "target.geometry.memories is empty"),
+    ("target/geometry/memories", [{"kind": "shared"}], "owner is 0; expected an earlier layer"),
+    ("target/geometry/memories", [{"kind": "conv", "key_width": 4}], "window is 0"),
+    ("target/geometry/memories", [{"kind": "attention", "kv_heads": 2}], "has no width"),
     ("draft/shape", 1, "draft has an unknown key"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
     ("draft/kind", "medusa", f'kind is ("", "medusa"); expected one of ({KINDS})'),

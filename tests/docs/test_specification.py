@@ -21,7 +21,6 @@ from specrt.bundle import (
     Bundle,
     EncoderRecord,
     FileRecord,
-    Geometry,
     Manifest,
     ModelRecord,
     Provenance,
@@ -32,6 +31,7 @@ from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range, S
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.passes import KV_TYPES, expected
 from specrt.generator import Generator
+from specrt.geometry import Geometry, LayerMemory
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise, Purpose
 from specrt.system.machine import Machine
@@ -45,8 +45,8 @@ from support.kernels import without_kernels
 DOCUMENT = REPOSITORY / "docs" / "embedding.md"
 HEADERS = REPOSITORY / "runtime" / "cpp" / "include"
 RECORDS = (
-    Manifest, ModelRecord, EncoderRecord, Geometry, FileRecord, Provenance, Quality, Tuning,
-    Machine, TunedSetting, EngineRecord, Profile, SourceShape,
+    Manifest, ModelRecord, EncoderRecord, Geometry, LayerMemory, FileRecord, Provenance, Quality,
+    Tuning, Machine, TunedSetting, EngineRecord, Profile, SourceShape,
 )  # fmt: skip
 _COUNT = (1, 10**9)
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "text"}
@@ -285,16 +285,14 @@ class Held:
         )
         shape = record["geometry"]
         self._vocabulary, self._widest, self.held = shape["vocab_size"], widest, 0
-        groups, width = -(-positions // 16), shape["head_dim"]
-        sizes = {
-            "key": (1, shape["kv_heads"], groups, width, 16),
-            "value": (1, shape["kv_heads"], 16 * groups, -(-width // 16) * 16),
-        }
-        self._buffers = {
-            f"{kind}.{i}": np.zeros(size, np.float32)
-            for i in range(shape["layers"])
-            for kind, size in sizes.items()
-        }
+        groups, self._buffers = -(-positions // 16), {}
+        for i, one in enumerate(shape["memories"]):
+            heads, width = one["kv_heads"], -(-one["value_width"] // 16) * 16
+            for kind, size in (
+                ("key", (1, heads, groups, one["key_width"], 16)),
+                ("value", (1, heads, 16 * groups, width)),
+            ):
+                self._buffers[f"{kind}.{i}"] = np.zeros(size, np.float32)
 
     def feed(self, tokens: list[int], rows: int) -> Any:
         """Feed tokens in chunks, and return the last rows of scores."""

@@ -293,6 +293,7 @@ void check_attention(const Kernels& kernels, const Kernels& reference, const Lay
   Attention attention{layer.heads,
                       layer.kv_heads,
                       layer.size,
+                      layer.size,
                       layer.positions,
                       layer.angles,
                       layer.window,

@@ -69,7 +69,7 @@ def test_what_the_kernels_do_not_take_is_refused_first(
 ) -> None:
     with pytest.raises(BuildError, match=r"engine\.batch is 2, and ort-cuda builds batch 1"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH, batch=2)
-    odd = Geometry.uniform(1, 1, 1, 264, 96, 64)
+    odd = Geometry.uniform(1, 1, 1, 264, 96, 512)
     monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: odd)
     with pytest.raises(BuildError, match="heads of 264, and ort-cuda needs multiples of 8"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH)

@@ -13,8 +13,9 @@ import pytest
 
 from lower.lowering import LOWERINGS, Case, Lowering, lowered
 from lower.test_half import stays_on_device
-from portable.zoo import MODELS, NEIGHBOURS, ODD, WIDE, Exported, architectures, matrix
+from portable.zoo import MEMORIES, MODELS, NEIGHBOURS, ODD, WIDE, Exported, architectures, matrix
 from specrt.errors import BuildError
+from specrt.geometry import ATTENTION, CONV, SHARED
 from specrt_export.lower.canonical import split_heads
 from specrt_export.lower.lazy_tensor import (
     INLINE_BYTES,
@@ -117,6 +118,25 @@ def test_other_sizes_and_rotations_mean_the_same_on_a_cpu(
     assert case.error() <= LOWERINGS[how].error
     if name not in NEIGHBOURS:
         hold_kernels(case, name, how)
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("name", "how"), matrix([*MEMORIES], ["cpu", "cpu-rows", "cpu-int8"], ("cpu",))
+)
+def test_layers_that_remember_in_other_ways_run_on_a_cpu(
+    lower: Callable[[str, str], Case], name: str, how: str
+) -> None:
+    case = lower(name, how)
+    assert case.error() <= LOWERINGS[how].error
+    found = Counter(n.op_type for n in case.model.graph.node if n.domain == SPECRT)
+    kinds = Counter(memory.kind for memory in case.lowered.geometry.memories)
+    assert found["Convolution"] == kinds[CONV]
+    assert found["Attention"] == kinds[ATTENTION] + kinds[SHARED]
+    shared = [n for n in case.model.graph.node if any(a.name == "shared" for a in n.attribute)]
+    assert len(shared) == kinds[SHARED]
+    assert all(len(n.output) == 1 for n in shared), "it writes nothing"
+    assert not {n.op_type for n in case.model.graph.node} & {"Conv", "GatherND", "TensorScatter"}
 
 
 def hold_kernels(case: Case, name: str, how: str) -> None:

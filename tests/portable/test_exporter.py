@@ -16,7 +16,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from portable.zoo import BARE, RECORDED, WINDOW, Exported, architectures
+from portable.zoo import BARE, MEMORIES, MODELS, RECORDED, WINDOW, Exported, architectures
 from shared import nightly_but
 from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError
@@ -57,7 +57,7 @@ def shapes(values: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[int, list[s
     return {n: (k.elem_type, [d.dim_param or d.dim_value for d in k.shape.dim]) for n, k in kinds}
 
 
-@pytest.mark.parametrize("name", architectures())
+@pytest.mark.parametrize("name", architectures(*MODELS, *MEMORIES))
 def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
     one = exported(name)
     report = check_parity(one.checkpoint, one.graph)
@@ -70,7 +70,7 @@ def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
     assert report.unreached == ()
 
 
-@pytest.mark.parametrize("name", architectures())
+@pytest.mark.parametrize("name", architectures(*MODELS, *MEMORIES))
 def test_a_graph_keeps_the_contract(name: str, exported: Zoo) -> None:
     one = exported(name)
     model = load(one.graph)

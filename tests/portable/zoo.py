@@ -60,17 +60,6 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-_SHORT_LIVED: dict[str, Any] = {
-    "num_hidden_layers": 4, "layer_types": 2 * ALTERNATING, "head_dim": 16, "global_head_dim": 32,
-    **SLIDING,
-}  # fmt: skip
-_LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8, "v_head_dim": 12,
-}  # fmt: skip
-"""Multi-head latent attention: keys and values of two widths."""
-_CONV: dict[str, Any] = {"num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
-
 # Architecture: config class, its changes to SIZES, and the arguments it is saved with.
 Model = tuple[str, dict[str, Any], dict[str, Any]]
 MODELS: dict[str, Model] = {
@@ -94,35 +83,6 @@ MODELS: dict[str, Model] = {
         {},
     ),
     "gemma3": ("Gemma3TextConfig", {"head_dim": 16, **SLIDING, "layer_types": ALTERNATING}, {}),
-    # Half of the layers read the keys and values of others; heads of two sizes.
-    "gemma4": (
-        "Gemma4TextConfig",
-        {
-            **_SHORT_LIVED, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
-            "vocab_size_per_layer_input": 160, "use_double_wide_mlp": True,
-            "final_logit_softcapping": 2.0,
-        },
-        {},
-    ),
-    "gemma4_unified": (
-        "Gemma4TextConfig",
-        {
-            **_SHORT_LIVED, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
-            "hidden_size_per_layer_input": 0,
-        },
-        {"dtype": "bfloat16"},
-    ),
-    "minicpm3": ("MiniCPM3Config", _LATENT, {}),
-    "youtu": ("YoutuConfig", _LATENT, {}),
-    "lfm2": ("Lfm2Config", {**_CONV, "layer_types": ["conv", "full_attention", "conv"]}, {}),
-    "lfm3": (
-        "Lfm3Config",
-        {
-            **_CONV, **SLIDING, "num_hidden_layers": 4, "head_dim": 16,
-            "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
-        },
-        {},
-    ),
     "gpt2": ("GPT2Config", {}, {}),
     "gpt_neox": ("GPTNeoXConfig", {"num_key_value_heads": None}, {}),
     "opt": ("OPTConfig", {"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}, {}),
@@ -181,6 +141,50 @@ ENCODER_DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 HALVES = {"umt5": "bfloat16", "mbart": "float16"}
 """Those that are saved in half precision, in several files."""
 
+
+_SHORT_LIVED: dict[str, Any] = {
+    "num_hidden_layers": 4, "layer_types": 2 * ALTERNATING, "head_dim": 16, "global_head_dim": 32,
+    **SLIDING,
+}  # fmt: skip
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 12,
+}  # fmt: skip
+"""Multi-head latent attention: keys and values of two widths."""
+_CONV: dict[str, Any] = {"num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
+
+MEMORIES: dict[str, Model] = {
+    # Half of the layers read the keys and values of others; heads of two sizes.
+    "gemma4": (
+        "Gemma4TextConfig",
+        {
+            **_SHORT_LIVED, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 160, "use_double_wide_mlp": True,
+            "final_logit_softcapping": 2.0,
+        },
+        {},
+    ),
+    "gemma4_unified": (
+        "Gemma4TextConfig",
+        {
+            **_SHORT_LIVED, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+        {"dtype": "bfloat16"},
+    ),
+    "minicpm3": ("MiniCPM3Config", _LATENT, {}),
+    "youtu": ("YoutuConfig", _LATENT, {}),
+    "lfm2": ("Lfm2Config", {**_CONV, "layer_types": ["conv", "full_attention", "conv"]}, {}),
+    "lfm3": (
+        "Lfm3Config",
+        {
+            **_CONV, **SLIDING, "num_hidden_layers": 4, "head_dim": 16,
+            "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
+        },
+        {},
+    ),
+}  # fmt: skip
+"""Layers that remember in other ways than by keys and values of one shape."""
 
 NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
 """Neighbouring numbers of a head are turned together, which ort-cuda refuses. Attention and gates
@@ -344,7 +348,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
     if base in ENCODER_DECODERS:
         save_encoder_decoder(base, folder)
         return
-    kind, changes, saving = {**MODELS, **NEIGHBOURS}[base]
+    kind, changes, saving = {**MODELS, **NEIGHBOURS, **MEMORIES}[base]
     own = {**changes, **({"wide": WIDE, "odd": ODD}[sizes_of][base] if sizes_of else {})}
     sizes = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
     config = getattr(transformers, kind)(**sizes)

@@ -74,7 +74,7 @@ def check_engine(
     shape = engine.batch, reach
     tokens = np.random.default_rng(0).integers(0, engine.geometry.vocab_size, shape)
     comparison.condition(_FAR_AND_NEAR)
-    errors = [comparison.run(tokens, at) for at in near]
+    errors = [comparison.run(tokens, at) for at in _fitting(near, engine.max_width)]
     if isinstance(engine, LoweredEngine):
         filled = near[0][1]
         reference.repeat(filled)
@@ -84,6 +84,13 @@ def check_engine(
         comparison.condition(_FAR_AND_NEAR[::-1])
         errors += comparison.run_ragged(engine, reach, max(widths))
     return max(errors)
+
+
+def _fitting(passes: Sequence[tuple[int, int]], widest: int) -> Iterator[tuple[int, int]]:
+    """Yield passes (start, width), those that are too wide cut into several."""
+    for start, width in passes:
+        for at in range(0, width, widest):
+            yield start + at, min(widest, width - at)
 
 
 def max_width(geometry: Geometry, max_length: int, widths: Sequence[int]) -> int:
@@ -164,7 +171,9 @@ class _Comparison:
         """
         rng, errors, batch = np.random.default_rng(1), [], engine.batch
         widest = min(widest, self._scored(), reach)
-        lengths = rng.integers(0, reach - widest + 1, batch)
+        # A row goes back as far as its layers remember.
+        least = [min(engine.traits.rewind(row), reach - widest) for row in range(batch)]
+        lengths = rng.integers(least, reach - widest + 1, batch)
         for _ in range(_RAGGED_PASSES):
             rows = np.flatnonzero(rng.random(batch) < 0.7).tolist() or [0]
             piece = rng.integers(0, engine.geometry.vocab_size, (batch, widest))

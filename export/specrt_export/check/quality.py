@@ -88,9 +88,11 @@ class EngineScorer:
     def __call__(self, tokens: Tokens, start: int) -> Logits:
         """See `Scorer`."""
         if isinstance(self._engine, PackedEngine):
-            feed = Feed(0, tokens.tolist(), start, len(tokens))
-            logits: Logits = self._engine.forward_rows([feed])[0].logits[0]
-            return logits.copy()
+            width = self._engine.max_width
+            return np.concatenate(
+                [self._scored(tokens[at : at + width], start + at)
+                 for at in range(0, len(tokens), width)]
+            )  # fmt: skip
         batch = self._engine.batch  # other engines run all rows, here with the same tokens
         # Every row has logits of its own, so as many passes keep their memory the same.
         width = -(-len(tokens) // batch)
@@ -99,6 +101,13 @@ class EngineScorer:
             piece = np.broadcast_to(tokens[at : at + width], (batch, len(tokens[at : at + width])))
             rows.append(self._engine.forward(piece, [start + at] * batch).logits[0].copy())
         return np.concatenate(rows)
+
+    def _scored(self, tokens: Tokens, start: int) -> Logits:
+        """Return the logits after each of some tokens of the first row."""
+        assert isinstance(self._engine, PackedEngine), "others run all rows"
+        feed = Feed(0, tokens.tolist(), start, len(tokens))
+        logits: Logits = self._engine.forward_rows([feed])[0].logits[0]
+        return logits.copy()
 
 
 def measure(reference: Scorer, quantized: Scorer, pieces: Sequence[Tokens]) -> Quality:

@@ -31,6 +31,7 @@ from specrt_export.compile.compiler import (
     encoder_record,
 )
 from specrt_export.heads.dflash_format import CONTEXT
+from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.encoder_lowering import lower_encoder
 from specrt_export.lower.lazy_tensor import (
@@ -83,6 +84,7 @@ class OrtCpuCompiler:
             role=role,
             batch=options.batch,
             max_source=options.max_source,
+            max_width=options.max_width,
             confidence=role == "draft",  # what stops a draft early; a target has no use for it
         )
 
@@ -126,10 +128,13 @@ def open_ort_cpu(
     """
     shape = options.batch, options.max_length, lowered.features
     target: Any = MadeUpTarget(shape) if lowered.model_type in HEADS else None
+    # Rings are as long as the passes of the recipe want them.
+    rings = target is None and any(one.seen for one in lowered.geometry.buffers.values())
+    widest = min(options.max_width, options.max_length) if rings else max_width
     engine = open_engine(
         EngineSpec(
             BACKEND, file or lowered.folder / ENGINE, lowered.geometry, options.batch,
-            options.max_length, max_width, len(os.sched_getaffinity(0)), lowered.engine_kind,
+            options.max_length, widest, len(os.sched_getaffinity(0)), lowered.engine_kind,
             lowered.encoder, target,
         )
     )  # fmt: skip
@@ -158,6 +163,7 @@ def compile_ort_cpu(
     role: str = "target",
     batch: int = 1,
     max_source: int = 0,
+    max_width: int = 0,
     accuracy_level: int = 4,
     confidence: bool = False,
 ) -> LoweredModel:
@@ -165,7 +171,8 @@ def compile_ort_cpu(
 
     It is in the operators of the CPU kernels, and in those of ONNX Runtime where they are missing.
     Of an encoder-decoder `encoder` and `cross` are written, too, in the former alone; `max_source`
-    are the positions of its longest source, see `EngineOptions.source_positions`.
+    are the positions of its longest source, see `EngineOptions.source_positions`. Where passes have
+    `max_width` tokens at most, layers that see few positions keep no more; see `Buffer.ring`.
     Weights are read, changed and written a slice at a time, never all at once.
     Raises: BuildError, CheckpointError, ExportError for what is not a portable graph.
     """
@@ -181,7 +188,11 @@ def compile_ort_cpu(
     if contrib and any(i.name == CONTEXT for i in portable.graph.input):
         raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes
-    target = OrtTarget(geometry, max_length, batch, accuracy_level, confidence, positions, even)
+    is_head = any(i.name in (CONTEXT, HIDDEN) for i in portable.graph.input)
+    target = OrtTarget(
+        geometry, max_length, batch, accuracy_level, confidence, positions,
+        0 if contrib or is_head else max_width, even,
+    )  # fmt: skip
     if source is not None and contrib:
         raise BuildError(
             f"{checkpoint} is an encoder-decoder: {NEEDS_KERNELS}: {missing_kernels()}"

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specrt.engine.ort.ort_engine import packed_shape
+from specrt.engine.ort.ort_engine import packed_shape, ring_lengths
 from specrt.errors import BuildError
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
@@ -105,7 +105,7 @@ class Attention:
     def __init__(self, view: GraphView, target: OrtTarget) -> None:
         self._view = view
         self._geometry = target.geometry
-        self._length = target.max_length
+        self._length, self._lengths = target.max_length, _lengths(target)
         self._biases: dict[tuple[str, int], str] = {}
         self._has_blocks = any(i.name == CONTEXT for i in view.graph.input)
 
@@ -123,6 +123,7 @@ class Attention:
         optional = {
             "value_size": memory.value_width if memory.value_width != memory.key_width else 0,
             "shared": layer.shares,
+            "ring": self._lengths[f"key.{layer.index}"] < self._length,
             "bidirectional": self._has_blocks and sees_ahead(self._view, layer),
         }
         return {
@@ -285,15 +286,21 @@ def _pack(view: GraphView, target: OrtTarget) -> None:
         )
 
 
+def _lengths(target: OrtTarget) -> dict[str, int]:
+    """Return the positions of each buffer; a head's are all there are."""
+    width = target.max_width or target.max_length
+    return ring_lengths(target.geometry, target.max_length, width)
+
+
 def _declare(view: GraphView, target: OrtTarget) -> None:
     """Declare inputs and outputs of the packed graph."""
-    batch, max_source = target.batch, target.max_source
+    batch, max_source, lengths = target.batch, target.max_source, _lengths(target)
     for value in (*view.graph.input, *view.graph.output):
         name = value.name.removeprefix("present_")
         shape = cross_shape(value, batch, max_source)
         if name in target.geometry.buffers:
             one = target.geometry.buffers[name]
-            shape = packed_shape(name, one.heads, one.width, batch, target.max_length)
+            shape = packed_shape(name, one.heads, one.width, batch, lengths[name])
         if shape:
             value.CopyFrom(_value(value.name, TensorProto.FLOAT, shape))
     gone = "start", "source_length", POSITIONS

@@ -74,6 +74,8 @@ class OrtTarget:
     """Whether the graph also tells the probability of the likeliest token."""
     max_source: int = 0
     """Positions of the source that a decoder attends to; 0 of one that attends to none."""
+    max_width: int = 0
+    """Tokens of the widest pass; 0 where every buffer has all positions."""
     even: bool = False
     """Whether passes of ONNX Runtime's operators are padded; see `pad_to_even`."""
 

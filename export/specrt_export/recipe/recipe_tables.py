@@ -93,6 +93,11 @@ class EngineOptions:
         """Return the tokens of the widest verify pass."""
         return max(self.gammas, default=0) + 1
 
+    @property
+    def max_width(self) -> int:
+        """Return the tokens of the widest pass."""
+        return max(self.prefill, self.widest)
+
     def source_positions(self, trained: int, *, features: bool) -> int:
         """Return the positions of the longest source; of features they are always as many.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from specrt.bundle import Bundle, EncoderRecord, ModelRecord
+from specrt.bundle import HEADS, Bundle, EncoderRecord, ModelRecord
 from specrt.engine.protocol import Engine
 from specrt.geometry import Geometry
 from specrt.held_file import HeldFile, hold_folder
@@ -44,6 +44,11 @@ class EngineSpec:
             manifest.max_length, manifest.max_width, threads, model.engine_kind, model.encoder,
             target, bundle.beside(model.engine),
         )  # fmt: skip
+
+    @property
+    def ring_width(self) -> int:
+        """Return what rings leave room for, in tokens: a head's hold every position."""
+        return self.max_length if self.kind in HEADS.values() else self.max_width
 
     def require_encoder(self) -> EncoderRecord:
         """Return what conditions the decoder of an encoder-decoder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -82,6 +82,9 @@ class EngineTraits:
     read it."""
     block: BlockShape | None = None
     """What is drafted in one pass; None where the tokens that are fed are scored."""
+    rewind: Callable[[int], int] = lambda row: 0
+    """Return the least position that a row can go on from, but for 0, from which every text can:
+    layers that see the latest positions only have forgotten what they no longer see."""
 
 
 class Engine(Protocol):

@@ -58,7 +58,8 @@ struct Case {
     model.geometry.heads = heads;
     model.geometry.vocab_size = get<int>(json, "vocabulary");
     model.geometry.max_positions = manifest.max_length;
-    model.geometry.memories.assign(get<std::size_t>(json, "layers"), {false, heads, width, width});
+    model.geometry.memories.assign(get<std::size_t>(json, "layers"),
+                                   {native::LayerMemory::Kind::attention, heads, width, width, 0});
     become(json.at("machine"));
   }
 

@@ -28,6 +28,7 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError, first_line, shortage
+from specrt.geometry import Geometry
 from specrt.held_file import HeldFile
 
 TILE = 16
@@ -44,6 +45,26 @@ def packed_shape(name: str, heads: int, width: int, batch: int, positions: int) 
     if name.startswith(("key.", "cross_key.")):
         return batch, heads, groups, width, TILE
     return batch, heads, groups * TILE, -(-width // TILE) * TILE
+
+
+def ring_lengths(geometry: Geometry, max_length: int, max_width: int) -> dict[str, int]:
+    """Return the positions that each buffer of the CPU kernels has: whole groups of 16.
+
+    What sees few of the latest positions keeps a ring of those, where that is shorter.
+    """
+    lengths = {}
+    for name, one in geometry.buffers.items():
+        length = -(-one.ring(max_length, max_width) // TILE) * TILE
+        lengths[name] = length if length < max_length else max_length
+    return lengths
+
+
+def going_back(geometry: Geometry, max_length: int, max_width: int) -> int:
+    """Return how many positions before its end a row may go on from; 0 where it is all of them."""
+    lengths = ring_lengths(geometry, max_length, max_width)
+    buffers = geometry.buffers
+    kept = [n - buffers[name].seen + 1 for name, n in lengths.items() if n < max_length]
+    return min(kept, default=0)
 
 
 class RowScores(NamedTuple):
@@ -79,6 +100,8 @@ class OrtEngine:
         self.max_width = max_width = spec.max_width
         self._session, self._weights = session, weights
         self.max_rows = max_width
+        self._ring_lengths = ring_lengths(self.geometry, max_length, spec.ring_width)
+        self._back = going_back(self.geometry, max_length, spec.ring_width)
         self._caches = self._allocate()
         self._read_only: dict[str, NDArray[Any]] = {}
         """What passes read besides: inputs that stay where they are, by name."""
@@ -87,7 +110,9 @@ class OrtEngine:
         self._numbers = np.arange(max(tokens, max_length))
         self.features, self._passed, self._hidden = head_memory(session, batch, max_length, tokens)
         scored = widths(session.get_outputs())["logits"]
-        self.traits = EngineTraits(scored=scored, features=self.features)
+        self.traits = EngineTraits(scored=scored, features=self.features, rewind=self._rewind)
+        self._written = [0] * batch
+        """Of each row, the end of what was written since its text began."""
         self._scores: dict[str, NDArray[Any]] = {}
         self._values: dict[tuple[str, int], Any] = {}
         """What passes of other sizes were bound to, by name and size: the library's values, which
@@ -99,7 +124,7 @@ class OrtEngine:
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
         shapes = {
-            name: packed_shape(name, one.heads, one.width, self.batch, self.max_length)
+            name: packed_shape(name, one.heads, one.width, self.batch, self._ring_lengths[name])
             for name, one in self.geometry.buffers.items()
         }
         self.check_shapes(shapes)
@@ -118,6 +143,25 @@ class OrtEngine:
                     f"{shape}; they do not belong together: build the bundle again"
                 )
 
+    def _rewind(self, row: int) -> int:
+        """See `EngineTraits.rewind`."""
+        return max(0, self._written[row] - self._back) if self._back else 0
+
+    def _note(self, feeds: Sequence[Feed]) -> None:
+        """Note how far rows are about to be written, where they do not hold it all.
+
+        Raises: EngineError for a row that would go back to what its rings have lost.
+        """
+        for feed in feeds:
+            least, end = self._rewind(feed.row), feed.start + len(feed.tokens)
+            if 0 < feed.start < least:
+                raise EngineError(
+                    f"row {feed.row} was to go on from position {feed.start}; its layers remember "
+                    f"enough from position {least} on, or from 0 with its text read again"
+                )
+            known = self._written[feed.row] if feed.start else 0
+            self._written[feed.row] = max(known, end)
+
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
         """Run one pass of every row; see `Engine.forward`."""
         batch = np.asarray(tokens, np.int64)
@@ -135,6 +179,8 @@ class OrtEngine:
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
         check_feeds(self, feeds)
+        if self._back:
+            self._note(feeds)
         count = scored = 0
         for feed in feeds:
             end, last = count + len(feed.tokens), scored + feed.rows
@@ -237,8 +283,10 @@ class OrtEngine:
         if source == to:
             return
         for name, cache in self._caches.items():
-            count = length if name.startswith("value") else -(-length // TILE)
+            # Of a ring all that is there: where its last position lies, only the row knows.
+            count = -(-length // TILE) if name.startswith("key") else length
             cache[to, :, :count] = cache[source, :, :count]
+        self._written[to] = self._written[source]
         if self.features is not None:
             self.features[to, :length] = self.features[source, :length]
 

@@ -75,13 +75,16 @@ void check_shape(const std::string& role, const Geometry& shape) {
   for (std::size_t layer = 0; layer < shape.memories.size(); layer++) {
     const LayerMemory& own = shape.memories[layer];
     const std::string name = role + ".geometry.memories[" + std::to_string(layer) + "]";
-    if (own.is_shared) continue;
-    require(own.kv_heads > 0 && shape.heads % own.kv_heads == 0,
-            name + ".kv_heads is " + std::to_string(own.kv_heads) +
-                "; expected a divisor of heads, " + std::to_string(shape.heads));
-    require(own.key_width > 0 && own.value_width > 0,
-            name + " has no width; expected one of 1 or more");
+    if (own.kind == LayerMemory::Kind::attention)
+      require(own.kv_heads > 0 && shape.heads % own.kv_heads == 0,
+              name + ".kv_heads is " + std::to_string(own.kv_heads) +
+                  "; expected a divisor of heads, " + std::to_string(shape.heads));
+    if (own.kind == LayerMemory::Kind::conv)
+      require(own.window > 0, name + ".window is 0; expected the taps of a convolution");
   }
+  for (const MemoryBuffer& one : shape.buffers())
+    require(one.width > 0,
+            role + ".geometry.memories: " + one.name + " has no width; expected 1 or more");
 }
 
 }  // namespace
@@ -126,6 +129,7 @@ namespace {
 // Of what is built today; bundles of formats 1 to 3 had layers of one shape.
 constexpr std::int64_t kFormat = 4;
 constexpr std::int64_t kMostLayers = 10'000;
+constexpr std::string_view kKindsOfMemory[] = {"attention", "shared", "conv"};
 constexpr const char* kTasks[] = {"text-generation", "text2text-generation",
                                   "automatic-speech-recognition"};
 constexpr std::int64_t kMostFeatures = 1'000'000;
@@ -151,21 +155,23 @@ LayerMemory read_memory(const Fields& fields, std::size_t layer,
   fields.only({"kind", "kv_heads", "key_width", "value_width", "window", "owner"});
   LayerMemory memory;
   const std::string kind = fields.text("kind");
-  memory.is_shared = kind == "shared";
-  if (!memory.is_shared && kind != "attention")
+  const auto* const known = std::find(std::begin(kKindsOfMemory), std::end(kKindsOfMemory), kind);
+  if (known == std::end(kKindsOfMemory))
     throw std::runtime_error(fields.place("kind") + " is " + shown(kind) +
-                             "; expected 'attention' or 'shared', which is what the native "
-                             "implementation runs");
+                             "; expected attention, shared, conv, or a newer specrt");
+  memory.kind = static_cast<LayerMemory::Kind>(known - std::begin(kKindsOfMemory));
   const auto size = [&](const char* name) {
     return fields.has(name) ? fields.whole(name, 0, kMostCount) : 0;
   };
   memory.kv_heads = static_cast<int>(size("kv_heads"));
   memory.key_width = static_cast<int>(size("key_width"));
   memory.value_width = static_cast<int>(size("value_width"));
-  size("window");
+  memory.window = static_cast<int>(size("window"));
   const std::int64_t owner = size("owner");
   const bool is_earlier = owner < static_cast<std::int64_t>(layer);
-  if (memory.is_shared && (!is_earlier || earlier[static_cast<std::size_t>(owner)].is_shared))
+  using Kind = LayerMemory::Kind;
+  if (memory.kind == Kind::shared &&
+      (!is_earlier || earlier[static_cast<std::size_t>(owner)].kind != Kind::attention))
     throw std::runtime_error(fields.place("owner") + " is " + std::to_string(owner) +
                              "; expected an earlier layer that attends");
   return memory;

@@ -11,13 +11,15 @@
 
 namespace specrt::native {
 
-// What one layer keeps of a row from one pass to the next: keys and values, or nothing where it
-// reads those of an earlier layer.
+// What one layer keeps of a row from one pass to the next: keys and values; nothing where it reads
+// those of an earlier layer; or past inputs of a convolution, of key_width numbers.
 struct LayerMemory {
-  bool is_shared = false;
+  enum class Kind { attention, shared, conv };
+  Kind kind = Kind::attention;
   int kv_heads = 0;
   int key_width = 0;
   int value_width = 0;
+  int window = 0;  // latest positions that a token sees; 0: all
 };
 
 // One tensor of a layer's memory, [batch, heads, positions, width], as "key.0".
@@ -25,6 +27,7 @@ struct MemoryBuffer {
   std::string name;
   int heads;
   int width;
+  int seen;  // latest positions that a token reads, its own included; 0: all
 };
 
 struct Geometry {
@@ -38,9 +41,12 @@ struct Geometry {
     std::vector<MemoryBuffer> found;
     for (std::size_t layer = 0; layer < memories.size(); layer++) {
       const LayerMemory& own = memories[layer];
-      if (own.is_shared) continue;
-      found.push_back({"key." + std::to_string(layer), own.kv_heads, own.key_width});
-      found.push_back({"value." + std::to_string(layer), own.kv_heads, own.value_width});
+      const std::string number = std::to_string(layer);
+      if (own.kind == LayerMemory::Kind::conv)
+        found.push_back({"conv." + number, 1, own.key_width, own.window});
+      if (own.kind != LayerMemory::Kind::attention) continue;
+      found.push_back({"key." + number, own.kv_heads, own.key_width, own.window});
+      found.push_back({"value." + number, own.kv_heads, own.value_width, own.window});
     }
     return found;
   }

@@ -123,10 +123,10 @@ void check_plan(const CompiledPlan& plan, const EngineRecord& record, const Geom
     if (profile.kv_length) check_range(plan, i, profile, kKvLength, *profile.kv_length);
   }
   if (!record.native) return;
-  for (const auto& [name, heads, width] : geometry.buffers()) {
-    const std::string alias = plan.alias("present_" + name);
-    if (!alias.empty() && alias != name)
-      apart("writes present_" + name + " into " + alias, "that it goes into " + name);
+  for (const MemoryBuffer& one : geometry.buffers()) {
+    const std::string alias = plan.alias("present_" + one.name);
+    if (!alias.empty() && alias != one.name)
+      apart("writes present_" + one.name + " into " + alias, "that it goes into " + one.name);
   }
 }
 
