@@ -103,19 +103,6 @@ def test_whoever_waits_is_told_when_another_task_ends_it(made: Generator, how: s
     played(main())
 
 
-def test_a_loop_that_ends_takes_its_streams_along(made: Generator) -> None:
-    async def main() -> tuple[Any, asyncio.Task[Any]]:
-        stream = made.astream([1, 2], LONG)
-        await anext(stream)
-        task = asyncio.create_task(made.agenerate([3], LONG))
-        await asyncio.sleep(0)
-        return stream, task
-
-    stream, task = played(main())
-    assert task.cancelled()
-    assert played(stream.finish()).finish_reason == "length"  # another loop may read on
-
-
 ACTS = st.tuples(st.integers(0, 5), st.sampled_from(["read", "read", "cancel", "task", "aclose"]))
 
 

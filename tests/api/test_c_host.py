@@ -15,7 +15,6 @@ from specrt import c_host
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.text.tokenizer import Tokenizer
-from support.conditioned import greedy_text, reader
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +82,3 @@ def test_texts_are_remembered_where_it_is_said(codelet: Path) -> None:
             accepted.append(run.stats()[6])
         host.close()
     assert accepted[0] == accepted[1] == accepted[2] < accepted[3]
-
-
-def test_a_bug_is_told_by_its_type(host: c_host.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=ZeroDivisionError("no more")))
-    assert host.encode(b"x") == (10, b"ZeroDivisionError: no more")
-
-
-def test_a_prompt_of_an_encoder_decoder_is_its_source(tokenizer: Tokenizer, codelet: Path) -> None:
-    made = reader(tokenizer)
-    host = c_host.Host(made, codelet)
-    for given in (b"ab", b"the sea and the sea"):
-        begun, run = host.begin(given, 1, b'{"params": {"max_tokens": 12}, "drafter": "cascade"}')
-        assert begun == 0
-        ids = list[int]()
-        while len(chunk := run.next()) > 1:
-            ids += memoryview(chunk[2]).cast("q").tolist()
-        source = tokenizer.encode(given.decode())
-        assert ids == greedy_text(made, source, 12)
-        assert run.stats()[1] == len(source)
-    status, said = host.begin(b" ", 1, b'{"params": {}}')
-    assert status == 1
-    assert b"at least one word" in said
-    assert host.begin(b"a" * 65, 1, b'{"params": {}}')[0] == 6

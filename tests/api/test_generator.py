@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ from specrt.params import AUTO, SamplingParams
 from specrt.speculation.costs import Costs
 from specrt.speculation.round import Round
 from specrt.text.tokenizer import Tokenizer
-from support.toy import TableEngine, byte_level, generator, near
+from support.toy import TableEngine, generator, near
 
 PARAMS = SamplingParams(max_tokens=30)
 
@@ -71,17 +68,6 @@ def test_an_option_of_the_wrong_place_is_told_the_right_one(
     assert target.calls == []
 
 
-def test_ids_and_bos_make_prompts(target: TableEngine, made: Generator, tmp_path: Path) -> None:
-    plain = made.generate([0, 264], PARAMS)
-    assert plain.prompt_tokens == 2
-    again = made.generate(np.array([0, 264]), PARAMS)  # type: ignore[arg-type]
-    assert again.token_ids == plain.token_ids
-    with_bos = generator(target, None, Tokenizer(byte_level(tmp_path), bos_token_id=262))
-    done = with_bos.generate("", PARAMS)
-    assert done.prompt_tokens == 1
-    assert done.token_ids == made.generate([262], PARAMS).token_ids
-
-
 @pytest.mark.parametrize("gamma", [0, 4])
 @pytest.mark.parametrize(
     ("value", "options"),
@@ -114,15 +100,6 @@ def test_logits_that_are_no_numbers_end_the_stream_and_keep_the_text(
     assert made.generate("the", params, gamma=gamma).token_ids == whole.token_ids
 
 
-def test_the_bundles_gamma_is_the_default(target: TableEngine, tokenizer: Tokenizer) -> None:
-    draft = near(target, 5, 1.0)
-    with generator(target, draft, tokenizer, gammas=(0, 2, 4), gamma=2) as made:
-        assert made.generate("a", PARAMS).speculation.gamma == 2
-    assert (target.closed, draft.closed) == (True, True)
-    counts = generator(target, None, tokenizer).generate("a", PARAMS, gamma=4).speculation
-    assert (counts.drafted, counts.rounds) == (0, 29)
-
-
 def test_a_seed_is_drawn_and_reported_when_none_is_given(made: Generator) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0)
     first, second = made.generate("a", params), made.generate("a", params)
@@ -142,17 +119,6 @@ def test_a_completion_has_its_times_and_public_names(made: Generator) -> None:
         "acceptance_rate accepted draft_yield drafted drafter emitted evaluated fallback gamma "
         "rounds sources tokens_per_round"
     )
-
-
-def test_asked_each_round_the_times_are_those_asked_at_the_end() -> None:
-    dice, often, gaps = random.Random(3), Timings(0, arrivals=[(0, 1)]), list[float]()
-    for _ in range(40):
-        gap, count = dice.randrange(1, 9_000_000), dice.randrange(0, 5)
-        now = often.arrivals[-1][0] + gap
-        often.arrivals.append((now, count))
-        gaps += [gap / max(1, count) / 1e6] * count
-        assert often.itl_ms == (median(gaps) if gaps else 0.0)
-        assert often.tokens_per_second == len(gaps) / (now / 1e9)
 
 
 @given(

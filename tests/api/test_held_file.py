@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from specrt import held_file
-from specrt.errors import CheckpointError, RecipeError, RequestError
-from specrt.held_file import check_place, open_file, read_file, replacing
-from specrt.speech.wav import read_wav
-from specrt.text.prompt_file import read_text
-from specrt.traces import read_index
-from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.recipe.recipe import read_recipe
+from specrt.held_file import open_file, read_file, replacing
 
 
 @pytest.fixture
@@ -66,23 +60,6 @@ def test_what_has_no_end_and_what_nobody_writes_is_given_up(
     assert read_file(Path("/dev/null"), pipe=True) == b""
 
 
-def test_each_reader_says_what_it_was_given(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_file, "_WRITER_S", 0.1)
-    folder = pipe.parent
-    (folder / "index.json").symlink_to(pipe)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "model.safetensors").symlink_to(pipe)
-    for read, error in (
-        (lambda: read_text(pipe), RequestError),
-        (lambda: read_wav(pipe), RequestError),
-        (lambda: read_index(folder), RequestError),
-        (lambda: read_recipe(pipe), RecipeError),
-        (lambda: Checkpoint.open(folder), CheckpointError),
-    ):
-        with pytest.raises(error, match="it is a pipe"):
-            read()
-
-
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
@@ -100,12 +77,3 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         file.write(b"new")
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
     assert link.is_symlink()
-
-
-def test_a_place_is_held_to_what_a_write_needs(tmp_path: Path) -> None:
-    check_place(tmp_path / "new")
-    for kind, path in kinds(tmp_path).items():
-        with pytest.raises(OSError, match=f"it is {kind}, not a file"):
-            check_place(path)
-    with pytest.raises(OSError, match=f"there is no folder {tmp_path / 'none'}"):
-        check_place(tmp_path / "none" / "file")

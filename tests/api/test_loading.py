@@ -17,7 +17,6 @@ from specrt.generator import Generator
 from specrt.llm import LLM
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
-from support.conditioned import reader
 from support.rows import packed
 
 
@@ -32,28 +31,6 @@ def llm(opened: Generator, monkeypatch: pytest.MonkeyPatch) -> LLM:
     return LLM(Path("bundle"), num_speculative_tokens=3)
 
 
-def test_prompts_share_rows_and_each_has_its_completions(llm: LLM, opened: Generator) -> None:
-    prompts: list[Any] = ["one", "another", [1, 2, 3], "the last"]
-    params = [
-        SamplingParams(max_tokens=9 + i, temperature=0.8, seed=i, n=1 + i % 3) for i in range(4)
-    ]
-    params[3] = replace(params[3], logprobs=2, prompt_logprobs=1)
-    outputs = llm.generate(prompts, params)
-    found = opened.generate_many(prompts, params, gamma=3)
-    assert [[(one.index, one.token_ids) for one in output.outputs] for output in outputs] == [
-        [(c.index, c.token_ids) for c in many] for many in found
-    ]
-    assert [(output.request_id, output.prompt) for output in outputs] == [
-        ("0", "one"), ("1", "another"), ("2", None), ("3", "the last"),
-    ]  # fmt: skip
-    assert all(output.completion.speculation.gamma == 3 for output in outputs)
-    last = outputs[3].outputs[0]
-    entries = zip(last.token_ids, last.logprobs or [], strict=True)
-    assert last.cumulative_logprob == pytest.approx(sum(e[t].logprob for t, e in entries))
-    assert len(outputs[3].prompt_logprobs or []) == len(outputs[3].prompt_token_ids)
-    assert llm.generate([]) == []
-
-
 def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> None:
     params = SamplingParams(max_tokens=8)
     ids = opened.tokenizer.encode("hello")
@@ -65,21 +42,6 @@ def test_a_prompt_has_the_forms_that_vllm_takes(llm: LLM, opened: Generator) -> 
     for form in forms:
         (output,) = llm.generate(form, params)
         assert (output.prompt_token_ids, output.outputs[0].token_ids) == (ids, expected)
-
-
-def test_features_are_one_prompt_of_a_bundle_of_speech(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = reader(tokenizer, features=(3, 8))
-    monkeypatch.setattr("specrt.llm.load", lambda *_, **__: made)
-    llm, params = LLM(Path("bundle")), SamplingParams(max_tokens=5, ignore_eos=True)
-    features = np.random.default_rng(1).standard_normal((2, 3, 8)).astype(np.float32)
-    wanted = [made.generate(one, params).token_ids for one in features]
-    assert [o.outputs[0].token_ids for o in llm.generate(list(features), params)] == wanted
-    (alone,) = llm.generate(features[1], params)
-    assert (alone.outputs[0].token_ids, alone.prompt_token_ids) == (wanted[1], [])
-    (text,) = llm.generate("ab", params)
-    assert "the prompt is of type str, and this bundle reads speech" in str(text.outputs[0].error)
 
 
 def test_what_is_printed_is_short_and_nothing_is_lost(llm: LLM) -> None:

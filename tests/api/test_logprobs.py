@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry, Logprob, ranked
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
-from support.toy import TableEngine, generator, near, sentencepiece
+from support.toy import TableEngine, generator, near
 
 
 def check(entry: Entry | None, row: NDArray[np.float32], token: int, k: int) -> None:
@@ -133,43 +132,6 @@ def test_a_prompt_is_scored_token_by_token(
     check_all(one.models.target, prompt, done, params)
     assert done.cached_tokens == 0
     assert done.token_ids == one.generate(prompt, silent, gamma=gamma).token_ids
-
-
-def test_pieces_of_words_join_to_the_text(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(sentencepiece(tmp_path))
-    words = tokenizer.encode("h w", special=False)
-    params = SamplingParams(max_tokens=5, logprobs=1, prompt_logprobs=0, allowed_token_ids=words)
-    done = made(tokenizer).generate("hello world", params)
-    assert done.logprobs is not None
-    pairs = zip(done.token_ids, done.logprobs, strict=True)
-    assert "".join(entry[token].decoded_token for token, entry in pairs) == done.text
-    assert done.text[0] == " "
-    told = [
-        one.decoded_token for entry in done.prompt_logprobs or [] if entry for one in entry.values()
-    ]
-    assert "".join(told) == " hello world"
-
-
-def test_few_shapes_of_passes_score_prompts(tokenizer: Tokenizer) -> None:
-    """Engines keep the memory of each shape, and that of many rows is large."""
-    one = made(tokenizer, max_width=128)
-    target: Any = one.models.target
-    for length in (*range(1, 20), 63, 64, 65, 100, 127, 128, 129, 199):
-        target.calls.clear()
-        one.generate([1] * length, SamplingParams(max_tokens=1, prompt_logprobs=0), gamma=0)
-        assert {call.rows for call in target.calls} <= {1, 2, 4, 8, 16, 32, 64}
-        assert len(target.calls) <= length / 64 + 3
-        assert all(call.rows in (1, call.width) for call in target.calls)
-
-
-def test_what_was_held_back_comes_with_no_tokens(tokenizer: Tokenizer) -> None:
-    one = made(tokenizer)
-    target: Any = one.models.target
-    target.script = {3: ord("a"), 4: ord("b")}
-    for k, entries in ((1, []), (None, None)):
-        params = SamplingParams(max_tokens=2, stop=("abc",), logprobs=k)
-        *_, last = one.stream([1, 2, 3], params)
-        assert (last.text, last.token_ids, last.logprobs) == ("ab", [], entries)
 
 
 OPTIONS = st.fixed_dictionaries(

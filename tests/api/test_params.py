@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -51,9 +49,3 @@ def test_a_value_out_of_range_is_refused() -> None:
     with pytest.raises(RequestError, match=r"'temprature'; did you mean 'temperature'\?"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
-
-
-def test_an_editor_sees_every_option_with_its_default() -> None:
-    shown = inspect.signature(SamplingParams).parameters
-    assert [*shown] == [field.name for field in fields(SamplingParams)]
-    assert (shown["max_tokens"].default, shown["seed"].default) == (128, None)

@@ -105,20 +105,6 @@ def test_ctrl_c_in_a_pass_harms_no_later_answer(tokenizer: Tokenizer, passes: in
     assert done.token_ids == alone(tokenizer, opened.prompts[-1], PARAMS)
 
 
-def test_a_text_that_a_template_changes_is_read_again(tokenizer: Tokenizer) -> None:
-    template = ChatTemplate(
-        "{{ '<|tool|>' if messages|length < 3 else '</s></s>' }}"
-        "{% for m in messages %}{{ m.content }}{% endfor %}<|tool|>",
-        {},
-    )
-    opened = made(tokenizer)
-    session = Session(opened, template, params=PARAMS)
-    first = session.generate("a").text
-    session.generate("b")
-    script = f"</s></s>a{first}b<|tool|>"  # as long, and no more text than the other
-    assert opened.prompts[1] == tokenizer.encode(script, special=False)
-
-
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
 def test_the_model_sees_what_was_written(
@@ -176,49 +162,6 @@ def test_control_tokens_in_messages_are_text(
         assert own == (turn if template else begin)
         known = [*prompt, *done.token_ids]
     assert session.messages[1]["content"] == f"he{EOS}{SPECIAL}o"
-
-
-def test_the_end_token_is_the_templates(tokenizer: Tokenizer) -> None:
-    (end,) = tokenizer.encode(EOS, special=False)
-    opened = made(tokenizer)
-    params = SamplingParams(max_tokens=300, allowed_token_ids=(*LETTERS, end))
-    session = Session(opened, TEMPLATE, params=params)
-    first = session.generate("a")
-    assert (first.finish_reason, first.token_ids[-1]) == ("stop", end)
-    session.generate("b")
-    known = [*opened.prompts[0], *first.token_ids]
-    assert opened.prompts[1][: len(known)] == known
-    assert opened.prompts[1][len(known)] != end
-
-
-@pytest.mark.parametrize("drop", [True, False])
-def test_a_stopped_answer_stays_as_far_as_it_was_read(tokenizer: Tokenizer, drop: bool) -> None:
-    opened = made(tokenizer)
-    session = Session(opened, TEMPLATE, params=PARAMS)
-    stream: Any = session.stream("a")
-    chunks = [next(stream), next(stream)]
-    text, ids = "".join(c.text for c in chunks), [i for c in chunks for i in c.token_ids]
-    stream = iter(()) if drop else stream
-    later = session.generate("b")
-    assert list(stream) == []
-    assert [m["content"] for m in session.messages] == ["a", text, "b", later.text]
-    assert opened.prompts[1][: len(opened.prompts[0]) + len(ids)] == [*opened.prompts[0], *ids]
-
-
-def test_undo_goes_back_to_what_was_known(tokenizer: Tokenizer) -> None:
-    opened = made(tokenizer)
-    session = Session(opened, TEMPLATE, system="s", params=PARAMS)
-    session.generate("a")
-    before = session.messages
-    session.generate("b")
-    prompt = opened.prompts[-1]
-    assert (session.undo(), session.messages) == ("b", before)
-    assert session.generate("b").cached_tokens == len(prompt) - 1
-    assert opened.prompts[-1] == prompt
-    session.reset()
-    session.stream("c")
-    session.stop()  # a message without an answer is none
-    assert session.messages == [{"role": "system", "content": "s"}]
 
 
 def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:

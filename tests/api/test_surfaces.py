@@ -19,7 +19,6 @@ from specrt.llm import LLM
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text.tokenizer import Tokenizer
-from support.toy import EOS
 
 PROMPT = "the thing"
 LETTERS = tuple(b"then ig")
@@ -132,29 +131,6 @@ def steady(found: Options) -> Options:
     )
     kept: Options = json.loads(json.dumps({k: found[k] for k in found if k not in changing}))
     return kept
-
-
-def test_control_tokens_in_raw_prompts_are_parsed_unless_forbidden(
-    made: Generator, tokenizer: Tokenizer
-) -> None:
-    prompt, params = f"a{EOS}", SamplingParams(max_tokens=1)
-    assert tokenizer.encode(prompt) != tokenizer.encode(prompt, parse_special=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specrt.llm.load", lambda *_, **__: made)
-        llm = LLM("bundle")
-    for parse, tokens in ((True, 2), (False, 5)):
-        ((many,),) = made.generate_many([prompt], params, parse_special=parse)
-        (output,) = llm.generate(prompt, params, parse_special=parse)
-        alike = (
-            many.prompt_tokens,
-            made.generate(prompt, params, parse_special=parse).prompt_tokens,
-            made.stream(prompt, params, parse_special=parse).completion.prompt_tokens,
-            made.astream(prompt, params, parse_special=parse).completion.prompt_tokens,
-            asyncio.run(made.agenerate(prompt, params, parse_special=parse)).prompt_tokens,
-            len(output.prompt_token_ids),
-            sure(begun(made, prompt, {}, 0, parse_special=parse).stats())[0],
-        )
-        assert set(alike) == {tokens}
 
 
 @every_surface

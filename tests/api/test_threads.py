@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from scheduler.support import LONG, Build, alone, rows
+from scheduler.support import Build, alone, rows
 from specrt.completion import Completion, Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -120,17 +118,3 @@ def test_whatever_threads_do_each_gets_its_text(
         found = stream.finish().token_ids
         assert found == expected[number][: len(found)]
         assert number in ended or len(found) == len(expected[number])
-
-
-def test_a_processor_may_cancel_its_own_stream(made: Generator, tokenizer: Tokenizer) -> None:
-    def stops(tokens: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        if len(tokens) == 12:
-            stream.cancel()
-        return row
-
-    params = SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=(stops,))
-    stream = made.stream([1, 2], params, gamma=0)
-    found = [token for chunk in stream for token in chunk.token_ids]
-    assert stream.completion.finish_reason == "cancelled"
-    assert found == stream.completion.token_ids
-    assert found == alone(tokenizer).generate([1, 2], LONG).token_ids[:10]

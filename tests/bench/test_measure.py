@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.samples import plain, rounds, sample
 from specrt.bench.lossless import compare_outputs
 from specrt.bench.measure import (
     PLAIN,
@@ -101,13 +100,3 @@ def test_each_configuration_has_each_place_once(count: int, cycle: int) -> None:
 
 def test_tokens_that_arrive_together_share_their_gap() -> None:
     assert shared_gaps([(100, 1), (400, 3), (450, 1)]) == (100.0, 100.0, 100.0, 50.0)
-
-
-def test_medians_leave_the_prefill_of_the_draft_and_plain_rounds_out() -> None:
-    log = rounds(1, 2, 1, 90_000, 1200) + rounds(4, 2, 1, 200, 1200)
-    slow_start = sample(log, decode_us=99_999, inside_us=6000)
-    assert slow_start.drafted_token_ns == 100_000
-    assert slow_start.verify_ns == 1_200_000
-    assert plain().drafted_token_ns is None
-    mixed = rounds(5, 0, 0, 10, 1000) + rounds(2, 2, 1, 200, 1500)
-    assert sample(mixed, decode_us=9000, inside_us=8000).verify_ns == 1_500_000

@@ -36,23 +36,23 @@ def test_bench_prints_a_table_or_the_same_as_json(
     measure_once(monkeypatch, "specrt.cli.bench:compare_configurations")
     prose = tmp_path / "more.jsonl"
     prose.write_text('{"prompt": "Once", "category": "prose"}\n' * 3, encoding="utf-8")
-    files = ("--prompts", two_prompts, "--prompts", prose, "--limit", 2)
+    files = ("--prompts", two_prompts, "--prompts", prose, "--limit", 1)
     options = (*files, "--max-tokens", 8, "--gammas", "2,0", "--repeats", 2,
                "--drafter", "model,none", "--drafter", "none")  # fmt: skip
     ran = cli("bench", codelet, *options, "--markdown")
     assert ran.status == 0
     assert all(line.startswith("bench: ") for line in ran.err.splitlines())
-    assert "outputs identical to plain decoding: 4 compared" in ran.out
-    assert "| prose 2 | 0 |" in ran.out
+    assert "outputs identical to plain decoding: 2 compared" in ran.out
+    assert "| prose 1 | 0 |" in ran.out
     assert "{" not in ran.out
     found = json.loads(cli("bench", codelet, *options, "--json").out)
     assert (found["name"], found["precision"], found["repeats"]) == ("codelet", "fp32", 2)
     assert found["sampling"]["max_tokens"] == 8
     assert found["outputs"] == {
-        "compared": 4, "undrafted": 0, "differing": 0, "differences": [],
+        "compared": 2, "undrafted": 0, "differing": 0, "differences": [],
     }  # fmt: skip
     assert [(t["category"], t["prompts"]) for t in found["tasks"]] == [
-        (two_prompts.stem, 2), ("prose", 2), ("all", 4),
+        (two_prompts.stem, 1), ("prose", 1), ("all", 2),
     ]  # fmt: skip
     for task in found["tasks"]:
         plain, drafting = task["results"]
@@ -140,15 +140,6 @@ def test_ctrl_c_leaves_a_table_of_what_was_measured(
     made, limit = itertools.count(1), 1
     ran = cli("bench", codelet, *few, *options)
     assert (ran.status, ran.out) == (130, "")
-
-
-def test_sentences_fit_a_terminal(
-    cli: Run, codelet: Path, two_prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    few = ("--prompts", two_prompts, "--max-tokens", 6, "--gammas", "0,2,auto", "--repeats", 1)
-    shown = cli("bench", codelet, *few).out.split("\n\n")
-    assert all(len(line) <= 80 for part in (shown[0], *shown[2:]) for line in part.splitlines())
 
 
 def test_kernels_are_measured_without_prompts(

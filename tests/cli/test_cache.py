@@ -129,19 +129,6 @@ def test_another_checkpoint_is_another_bundle(
     assert len({place.name for place in root.glob("bundles/[!.]*")}) == 4
 
 
-def test_parts_of_a_file_count(builds: Builds, root: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("specrt.cli.cache.pair_recipe", lambda *_, **__: (None, ""))
-    parts = [Path(f"m-{n:05}-of-00002.gguf") for n in (1, 2)]
-    other = Path("n-00002-of-00002.gguf")
-    for path in (*parts, other):
-        path.write_bytes(b"GGUF")
-    before = bundle_of(parts[0])
-    later(other)
-    assert bundle_of(parts[0]) == before
-    later(parts[1])
-    assert bundle_of(parts[0]) != before
-
-
 @pytest.mark.parametrize("name", ["LAYOUT", "FORMAT", "specrt.__version__"])
 def test_another_version_is_another_bundle(
     name: str, builds: Builds, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,22 +189,6 @@ def test_of_two_processes_one_builds(
         thread.join(20)
     assert len(found) == 2
     assert len(set(found)) == len(builds.places) == 1
-
-
-def test_a_build_that_is_interrupted_leaves_no_bundle(
-    builds: Builds, root: Path, tmp_path: Path
-) -> None:
-    target = checkpoint(tmp_path / "big")
-
-    def interrupt(_: Path) -> None:
-        raise KeyboardInterrupt
-
-    builds.meanwhile = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        bundle_of(target)
-    assert list(root.glob("bundles/[!.]*")) == []
-    builds.meanwhile = lambda _: None
-    read_manifest(bundle_of(target))
 
 
 def test_a_cache_that_takes_nothing_is_one_line(

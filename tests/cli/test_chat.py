@@ -25,7 +25,7 @@ from specrt.session import Session
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.detokenizer import DraftedSpans
 from specrt.text.tokenizer import Tokenizer
-from support.toy import TableEngine, generator, near, sentencepiece
+from support.toy import TableEngine, generator, near
 
 pytestmark = pytest.mark.usefixtures("opened")
 PARAMS = SamplingParams(max_tokens=12)
@@ -144,19 +144,6 @@ def test_history_is_bounded_private_and_shared(tmp_path: Path) -> None:
     assert nowhere.texts == []
 
 
-def test_a_file_is_never_half_written(
-    cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = tmp_path / "saved.jsonl"
-    saved.write_text("before\n", encoding="utf-8")
-
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left on device")))
-    ran = cli("chat", codelet, *FEW, stdin=f"import os\n/save {saved}\n".encode())
-    assert f"{saved} cannot be written: No space left on device" in ran.err
-    assert saved.read_text(encoding="utf-8") == "before\n"
-    assert list(tmp_path.iterdir()) == [saved]
-
-
 @settings(max_examples=30)
 @given(st.text(st.characters(codec="utf-8", exclude_characters='"') | st.just("\n")))
 def test_any_text_can_be_typed_in_quotes(text: str) -> None:
@@ -184,17 +171,6 @@ def test_spans_join_to_the_text_and_tell_what_was_accepted(
         green += sum(span.drafted for span in spans)
     if allowed == tuple(b"abe") and not stop:  # a character is a token
         assert green == stream.completion.speculation.accepted
-
-
-def test_spans_of_words_keep_their_spaces(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(sentencepiece(tmp_path))
-    target, prompt = TableEngine(4, vocab=tokenizer.size), tokenizer.encode("hello")
-    params = SamplingParams(max_tokens=9, allowed_token_ids=tokenizer.encode("h w", special=False))
-    stream = generator(target, near(target, 5, 0.8), tokenizer).stream(prompt, params)
-    spans = DraftedSpans(tokenizer.detokenizer(prompt))
-    shown = [span.text for c in stream for span in spans.of(c.text, c.token_ids, c.accepted)]
-    assert shown == [tokenizer.piece(token) for token in stream.completion.token_ids]
-    assert shown[0] in (" h", " w")
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:

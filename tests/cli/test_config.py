@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -89,22 +87,6 @@ def test_a_build_is_installed_whole_or_not_at_all(
         ran = cli("config", "--uninstall", "--to", tmp_path / "out")
         assert told in ran.out + ran.err
         assert [path.name for path in (tmp_path / "out").rglob("*")] == ["lib", "mine"]
-
-
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
-def test_what_was_staged_is_uninstalled_there(tmp_path: Path) -> None:
-    place, stage, listed = tmp_path / "a place", tmp_path / "stage", tmp_path / "listed.txt"
-    staged = stage / place.relative_to("/")
-    for folder in (place, staged):
-        folder.mkdir(parents=True)
-        (folder / "lib").touch()
-    listed.write_text(f"{place}/lib")
-    script = REPOSITORY / "runtime/cpp/cmake/uninstall.cmake"
-    command = ["cmake", f"-DLIST={listed}", "-P", str(script)]
-    for folder, destination in ((staged, str(stage)), (place, "")):
-        assert (folder / "lib").exists()
-        subprocess.run(command, env={**os.environ, "DESTDIR": destination}, check=True)
-        assert not (folder / "lib").exists()
 
 
 def test_all_that_is_missing_is_named_at_once(

@@ -204,14 +204,14 @@ def test_a_model_s_own_way_to_sample_holds_where_no_option_is_given(
         assert text(*options) == generator.generate(PROMPT, made).text
 
 
+TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
+
+
 @pytest.mark.usefixtures("toy")
 def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, tmp_path: Path) -> None:
     asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
     ran = cli("generate", tmp_path, "--prompt", "a", *asked)
     assert ran.err.count("nothing was found to propose") == 1
-
-
-TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
 
 
 def written(folder: Path, texts: list[str]) -> Path:

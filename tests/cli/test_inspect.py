@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from support.kernels import instruction_sets, without_kernels
+from support.kernels import instruction_sets
 
 
 def test_inspect_shows_the_manifest_and_the_memory(cli: Run, codelet: Path, engines: Path) -> None:
@@ -50,25 +50,6 @@ def test_doctor_gives_remedies(cli: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--  torch" in text.out
     torch = next(f for f in found["libraries"] if f["name"] == "torch")
     assert (torch["works"], torch["remedy"]) == (False, "make setup-export")
-
-
-def test_doctor_names_the_kernels_and_how_to_get_them(
-    cli: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def found() -> dict[str, str]:
-        rows = json.loads(cli("doctor", "--json").out)["libraries"]
-        (row,) = [row for row in rows if "kernels" in row["name"]]
-        return dict(row)
-
-    sets = instruction_sets()
-    row = found()
-    assert row["works"]
-    assert row["found"].startswith(sets[0])
-    assert all(name in row["found"] for name in sets)
-    with without_kernels():
-        row = found()
-        assert not row["works"]
-        assert re.search("apt .*dnf .*xcode-select .*make -B setup", row["remedy"])
 
 
 @pytest.mark.parametrize("name", ["scalar", "sse"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from specrt.cli.names import HubName, checkpoint_source, hub_name
 from specrt.errors import SpecrtError
 from specrt_export.checkpoint.hub_cache import repository
 from support.bundles import listed
-from support.loopback_hub import COMMIT, LoopbackHub, served
+from support.loopback_hub import LoopbackHub, served
 
 MODEL = {"config.json": b'{"model_type": "llama", "max_position_embeddings": 64}'}
 MODEL |= {"tokenizer.json": b"{}", "model.safetensors": bytes(1000)}
@@ -183,20 +182,3 @@ def test_listing_needs_nothing_but_the_runtime(tmp_path: Path) -> None:
     nothing, install = done.stderr.splitlines()
     assert "nothing of qwen3-4b is here" in nothing
     assert "needs huggingface_hub: `pip install huggingface_hub`" in install
-
-
-def test_offline_is_one_line(cli: Run, hub: LoopbackHub) -> None:
-    """Each in a process of its own: the library reads the variable once."""
-
-    def pull() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "specrt", "pull", "org/tiny"], capture_output=True, text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False,
-        )  # fmt: skip
-
-    (line,) = pull().stderr.splitlines()
-    assert "HF_HUB_OFFLINE is set" in line
-    assert hub.asked == 0
-    fetched = cli("pull", "org/tiny").out
-    assert fetched == f"org/tiny: {repository('org/tiny')}/snapshots/{COMMIT}\n"
-    assert pull().stdout == fetched

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from cli.conftest import Run
-from specrt.cli.options import ProgressLine, progress, table
+from specrt.cli.options import progress, table
 from specrt.errors import ExportError
 
 
@@ -46,34 +45,6 @@ def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.Monkey
     assert not any(thread.name == "specrt progress" for thread in threading.enumerate())
 
 
-def test_a_pipe_gets_fewer_lines_as_time_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The waits grow to a bound, and the time left is learned from the stage that runs."""
-    waits, clock, pipe = list[float](), [0.0], io.StringIO()
-
-    def wait(_: object, timeout: float) -> bool:
-        waits.append(timeout)
-        clock[0] += timeout
-        return clock[0] > 3600
-
-    monkeypatch.setattr("specrt.cli.options.INTERVAL_S", 5.0)
-    monkeypatch.setattr("specrt.cli.options.monotonic", lambda: clock[0])
-    clockwork = Mock()
-    monkeypatch.setattr("specrt.cli.options.Thread", clockwork)
-    monkeypatch.setattr("specrt.cli.options.Event.wait", wait)
-    monkeypatch.setattr("sys.stderr", pipe)
-    line = ProgressLine("bench", steady=True)
-    line.update(0.0, "first")
-    clock[0] = 40.0
-    line.update(0.1, "then")
-    clock[0] = 80.0
-    line.update(0.4, "then")
-    clockwork.call_args.kwargs["target"]()
-    assert (waits[0], waits == sorted(waits), waits[-1]) == (5.0, True, 60.0)
-    first, then, later, *rest = pipe.getvalue().splitlines()
-    assert ("left" in first + then, len(rest) < 70) == (False, True)
-    assert "about 90 s left (85 s)" in later
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     pipe = io.StringIO()
@@ -85,17 +56,6 @@ def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, termina
     (kept,) = (line for line in pipe.getvalue().split("\n") if "little memory" in line)
     shown = kept.rpartition("\r")[2].removesuffix("\x1b[K")
     assert shown == "warning: little memory"
-
-
-def test_a_line_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "30")
-    with progress("tune") as show:
-        show(0.5, "settings " * 9)
-    (line,) = terminal.getvalue().splitlines()[-1:]
-    assert len(line.rpartition("\r")[2].removesuffix("\x1b[K")) < 30
 
 
 @pytest.mark.usefixtures("opened")

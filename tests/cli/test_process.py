@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,38 +47,12 @@ def test_an_answer_that_is_cut_off(codelet: Path, how: str) -> None:
         assert process.wait(timeout=60) == (130 if how == "ctrl-c" else 141)
 
 
-def test_ctrl_c_while_modules_load_is_one_line() -> None:
-    script = (
-        "import os, runpy, signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == slow:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "slow, sys.argv[1:] = sys.argv[1], ['inspect']\n"
-        "sys.modules.pop(slow, None)\n"
-        "runpy.run_module('specrt', run_name='__main__')\n"
-    )
-    for module in ("typing", "click", "specrt.cli.inspect"):
-        done = run(sys.executable, "-c", script, module)
-        assert (done.returncode, done.stderr) == (130, b"specrt: interrupted\n")
-
-
 def test_output_is_utf8_whatever_the_locale(codelet: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     few = ("generate", str(codelet), "--max-tokens", "3", "--threads", "1", "--json")
     done = run(*COMMAND, *few, input='s = "żółw żółw żółw '.encode(), env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode("utf-8").startswith("{")
-
-
-def test_a_name_that_is_no_text_is_printed_as_it_is(codelet: Path, tmp_path: Path) -> None:
-    named = tmp_path / os.fsdecode(b"b\xff")
-    named.symlink_to(codelet.resolve())
-    done = run(*COMMAND, "inspect", str(named))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert os.fsencode(named) in done.stdout
 
 
 def test_a_full_disk_behind_stdout_is_one_line(codelet: Path) -> None:
@@ -109,17 +81,6 @@ def test_a_dash_is_standard_input(codelet: Path, generator: Generator) -> None:
     done = run(*COMMAND, "generate", str(codelet), *asked, input=b'{"prompt": "import os\\n"}')
     expected = generator.generate("import os\n", SamplingParams(max_tokens=2))
     assert json.loads(done.stdout)["token_ids"] == expected.token_ids
-
-
-def test_of_closed_streams_only_the_output_is_missed(codelet: Path) -> None:
-    words = " ".join(map(shlex.quote, [*COMMAND, "doctor", "--help"]))
-    done = run("sh", "-c", f"{words} <&- 2>&-")
-    assert (done.returncode, done.stdout[:6]) == (0, b"Usage:")
-    text = ("generate", str(codelet), "--prompt", "a", "--max-tokens", "2", "--threads", "1")
-    for line in (words, " ".join(map(shlex.quote, [*COMMAND, *text]))):
-        done = run("sh", "-c", f"{line} >&-")
-        told = b"specrt: standard output cannot be written: it is closed\n"
-        assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_make_passes_a_prompt_on_as_it_is() -> None:
@@ -204,36 +165,6 @@ def test_what_the_machine_lacks_is_said(
             assert told in done.stderr
             assert b"build" not in done.stderr
     assert failed
-
-
-FAILING = """
-import sys
-import time
-from pathlib import Path
-import specrt
-from specrt.engine.ort.ort_engine import open_session
-from specrt.errors import EngineError
-from specrt.held_file import hold_folder
-
-bundle = Path(sys.argv[1])
-for fails in (
-    lambda: open_session(bundle / "target/engine.onnx", hold_folder(bundle / "target"), 1),
-    lambda: specrt.load(sys.argv[2], threads=1).models.target.forward([[10**6]], 0),
-):
-    try:
-        fails()
-    except EngineError as error:
-        print(type(error.__cause__).__name__, str(error).startswith("ONNX Runtime"))
-"""
-
-
-def test_the_library_logs_nothing_of_what_its_exceptions_say(codelet: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(codelet, tmp_path / "copy")
-    graph = copy / "target/engine.onnx"
-    graph.write_bytes(graph.read_bytes().replace(b"Attention", b"Attentive"))
-    done = run(sys.executable, "-c", FAILING, str(copy), str(codelet))
-    assert done.stderr == b""
-    assert [line.endswith(b" True") for line in done.stdout.splitlines()] == [True, True]
 
 
 @pytest.mark.parametrize("chosen", nightly_but([None], [None, "0"]))

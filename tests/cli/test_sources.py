@@ -44,42 +44,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def expected(made: Generator, text: str, new: int = 20) -> str:
-    ids = greedy_text(made, made.tokenizer.encode(text), new)
-    return made.tokenizer.decode(ids, list(made.models.decoder_start))
-
-
-def test_a_prompt_is_the_source_of_its_text(
-    cli: Run, sources: Generator, codelet: Path, file: Path
-) -> None:
-    options = ("--max-tokens", 20)
-    for text in TEXTS:
-        ran = cli("generate", codelet, "--prompt", text, *options, "--json")
-        found = json.loads(ran.out)
-        assert found["text"] == expected(sources, text)
-        assert found["prompt_tokens"] == len(sources.tokenizer.encode(text))
-        assert cli("generate", codelet, *options, stdin=text.encode()).out.startswith(found["text"])
-    ran = cli("generate", codelet, "--prompts", file, *options)
-    found = [json.loads(line) for line in ran.out.splitlines()]
-    assert ran.status == 0
-    assert [one["text"] for one in found] == [expected(sources, text) for text in TEXTS]
-    ran = cli("generate", codelet, "--prompt", TEXTS[0], "--max-tokens", 1000)
-    assert "128 tokens, not 1000: it fills the context of 128; build with a larger" in ran.err
-
-
-def test_sources_that_cannot_be_fail_alone(
-    cli: Run, sources: Generator, codelet: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "some.jsonl"
-    path.write_text('{"prompt": "ab"}\n{"prompt": ""}\n{"prompt": "' + "a" * 70 + '"}\n')
-    ran = cli("generate", codelet, "--prompts", path, "--max-tokens", 5)
-    errors = [json.loads(line).get("error", "") for line in ran.out.splitlines()]
-    assert (ran.status, errors[0]) == (1, "")
-    assert "at least one word" in errors[1]
-    assert "longest source of this bundle is 64" in errors[2]
-    assert "at least one word" in cli("generate", codelet, "--prompt", " ", "--n", 2).refusal
-
-
 def test_what_makes_no_sense_of_a_source_is_one_line(
     cli: Run, sources: Generator, codelet: Path, file: Path, tmp_path: Path
 ) -> None:
@@ -106,25 +70,6 @@ def test_a_bundle_of_speech_takes_no_text(
     assert "use `specrt transcribe" in cli("verify", codelet, "--prompts", file).refusal
     monkeypatch.setattr("specrt.cli.bench.load", lambda *_, **__: sources)
     assert "use `specrt transcribe" in cli("bench", codelet, "--prompts", file).refusal
-
-
-def test_verify_compares_texts_of_sources(
-    cli: Run, sources: Generator, codelet: Path, file: Path
-) -> None:
-    options = ("--prompts", file, "--max-tokens", 12, "--gammas", "2,5")
-    for drafter in ("model", "ngram", "cascade"):
-        ran = cli("verify", codelet, *options, "--drafter", drafter, "--json")
-        found = json.loads(ran.out)
-        assert (ran.status, found["divergences"], found["tokens"]) == (0, [], 96)
-
-
-@pytest.mark.usefixtures("believe_everything", "sources")
-def test_a_wrong_verifier_is_caught(cli: Run, codelet: Path, file: Path) -> None:
-    """The margin is that of the right source: the plain token is the best one there."""
-    ran = cli("verify", codelet, "--prompts", file, "--gammas", "4", "--max-tokens", 20, "--json")
-    found = json.loads(ran.out)
-    assert ran.status == 1
-    assert found["unexplained"] == len(found["divergences"]) > 0
 
 
 RECORDS = [PromptRecord(text, place=f"line {n}") for n, text in enumerate(TEXTS, 1)]

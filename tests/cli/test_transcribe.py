@@ -130,14 +130,6 @@ def test_what_is_done_is_printed_on_ctrl_c(
     assert "[30.0 s of audio" in ran.err
 
 
-def test_standard_input_is_a_file(
-    cli: Run, bundle: Path, file: Path, scripted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(Scripted(said(" Eins"), said(" zwei.")))
-    monkeypatch.setattr("specrt.cli.options.Path", lambda path: file)
-    assert cli("transcribe", "-", bundle, "--gamma", 2).out == "Eins zwei.\n"
-
-
 def test_a_recording_without_speech_is_refused(
     cli: Run, bundle: Path, tmp_path: Path, scripted: Any
 ) -> None:

@@ -102,20 +102,6 @@ def test_one_percentage_says_first_how_long_it_takes(
         assert ("settings, about 90 s" in first) is settings
 
 
-def test_a_limit_takes_prompts_from_all_files(
-    cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = four_prompts.with_name("other.jsonl")
-    other.write_text('{"prompt": "import os\\n"}\n' * 4, encoding="utf-8")
-    files = ("--prompts", four_prompts, "--prompts", other)
-    checked = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("specrt.cli.tune.check_prompts", checked)
-    for limit, used in ((4, 4), (100, 8)):
-        assert cli("tune", bundle, *files, "--limit", limit).status == 130
-        prompts = checked.call_args.args[0]
-        assert (len(prompts), prompts.count(prompts[0])) == (used, used // 2)
-
-
 def test_an_interrupted_tuning_keeps_the_old_one(
     cli: Run, bundle: Path, four_prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,20 +40,3 @@ def test_a_wrong_verifier_is_caught(cli: Run, codelet: Path, two_prompts: Path) 
     assert (ran.status, found["unexplained"], len(found["divergences"]) > 0) == (0, 0, True)
     first = found["divergences"][0]
     assert first["margin"] > 1e-3
-
-
-@pytest.mark.usefixtures("believe_everything")
-def test_verify_without_room_for_the_draft_says_so_and_drafts_by_lookup(
-    cli: Run, codelet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specrt.loading.available_bytes", lambda: 1 << 20)
-    copied = tmp_path / "copied.jsonl"
-    body = "    def {0}(self, {1}):\\n        return self.{1}\\n"
-    text = "class A:\\n" + body.format("f", "a") + body.format("g", "b")
-    copied.write_text(f'{{"prompt": "{text}"}}')
-    options = ("--prompts", copied, "--max-tokens", 40, "--gammas", "4", "--json")
-    ran = cli("verify", codelet, *options)
-    assert ran.err.startswith("note: the draft model is not opened")
-    found = json.loads(ran.out)
-    assert found["drafted"] > 0
-    assert (ran.status, found["unexplained"] > 0) == (1, True)

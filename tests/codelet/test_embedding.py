@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
-import numpy as np
 import pytest
-
-import specrt
 
 EXAMPLES = Path(__file__).parents[2] / "examples/python"
 
@@ -25,45 +20,6 @@ def ran(*arguments: object) -> str:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-CYCLES = """
-import gc, json, sys
-import specrt
-from specrt import SamplingParams
-
-gc.disable()  # closing must not wait for it
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096 >> 10
-
-def cycle():
-    generator = specrt.open(sys.argv[1], threads=1)
-    abandoned = [generator.stream(t, SamplingParams(max_tokens=99), gamma=2) for t in "ab"]
-    for stream in abandoned:
-        next(stream)
-    next(specrt.Session(generator, gamma=2).stream("import "))
-    generator.generate("def fibonacci(n):", SamplingParams(max_tokens=16), gamma=2)
-    opened = resident()
-    generator.close()
-    return [opened, resident()]
-
-print(json.dumps([cycle() for _ in range(50)]))
-"""
-
-
-@pytest.mark.nightly
-def test_closing_gives_all_memory_back(codelet: Path) -> None:
-    cycles = json.loads(ran("-c", CYCLES, codelet))
-    after = [closed for _, closed in cycles]
-    # Measured: 5 MiB. 80 where rounds that were not read to their end keep their buffers, and 3400
-    # where sessions stay.
-    assert after[49] - after[9] < 12 << 10, cycles
-    # The weights are the target's engine, nearly all of it; KV buffers and arenas come on top.
-    weights = sum(f.stat().st_size for f in (codelet / "target").iterdir()) >> 10
-    for opened, closed in cycles[10:]:
-        assert opened - closed > 0.9 * weights, cycles
 
 
 HOSTED = """
@@ -93,7 +49,7 @@ async def read(generator):
             break
     await generator.agenerate("import ", SamplingParams(max_tokens=8))
 
-with open(sys.argv[1]) as generator:
+with open(sys.argv[1], threads=1) as generator:
     generator.generate("def f(", SamplingParams(max_tokens=8))
     asyncio.run(read(generator))
 heavy = {"torch", "onnx", "transformers", "tensorrt", "cuda", "rich", "click", "matplotlib"}
@@ -108,7 +64,7 @@ engines = [weakref.ref(generator.models.target), weakref.ref(generator.models.dr
 del generator, stream
 print([engine() for engine in engines])
 
-generator = open(sys.argv[1])
+generator = open(sys.argv[1], threads=1)
 long = SamplingParams(max_tokens=400, ignore_eos=True)
 running = generator.stream("def f(", long)
 next(running)
@@ -129,31 +85,6 @@ def test_a_process_is_left_as_it_was_and_may_leave_things_open(codelet: Path) ->
     before, after, heavy = json.loads(states)
     assert (after, heavy) == (before, [])
     assert (dropped, left) == ("[None, None]", "left")
-
-
-WRONG = [
-    ("specrt.open(5)", "arg-type"),
-    ("specrt.open('a').stream('b', gamma='many')", "arg-type"),
-]
-
-
-@pytest.mark.nightly
-def test_a_program_is_checked_against_the_types_of_an_installed_package(tmp_path: Path) -> None:
-    api = pytest.importorskip("mypy.api", reason="needs the dev extra")
-    venv.create(tmp_path / "venv", symlinks=True)
-    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
-    shutil.copytree(Path(specrt.__file__).parent, site / "specrt")
-    (site / "others.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
-    (tmp_path / "wrong.py").write_text("\n".join(["import specrt", *(w for w, _ in WRONG)]) + "\n")
-    python = tmp_path / "venv/bin/python"
-    options = ["--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path / "cache"]
-    programs = [*EXAMPLES.glob("*.py"), tmp_path / "wrong.py"]
-    found, failed, _ = api.run([*map(str, [*options, "--python-executable", python, *programs])])
-    assert failed == ""
-    told = [line for line in found.splitlines() if "error:" in line]
-    assert all("wrong.py" in line for line in told), found
-    assert [line.rpartition("[")[2].rstrip("]") for line in told] == [code for _, code in WRONG]
 
 
 @pytest.mark.parametrize(

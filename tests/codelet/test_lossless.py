@@ -144,18 +144,6 @@ def test_the_output_is_that_of_transformers(
         assert first_difference(expected, other) is None
 
 
-def test_a_row_with_a_nan_has_no_most_likely_token(codelet: Path) -> None:
-    """The graph itself tells, so that greedy decoding reads no logits."""
-    engine = open_target(codelet)
-    engine.forward([[5, 6, 7]], 0)
-    engine._caches["value.0"][0, 0, 1, 5] = np.nan
-    found = engine.forward([[8, 9]], 3)
-    assert found.argmax.tolist() == [[-1, -1]]
-    assert np.isnan(found.logits).any(axis=-1).all()
-    engine.forward([[5, 6, 7]], 0)
-    assert (engine.forward([[8, 9]], 3).argmax >= 0).all()
-
-
 # Several completions at once
 
 ROWS = 3
@@ -196,16 +184,6 @@ def test_neighbours_change_no_token(
     for prompt, own, (done,) in zip(PROMPTS, params, found, strict=True):
         generator.forget()
         assert done.token_ids == generator.generate(prompt, own, gamma=0).token_ids
-
-
-def test_the_next_turn_of_a_text_is_the_same_as_read_whole(generator: Generator) -> None:
-    params, text = SamplingParams(max_tokens=30), generator.tokenizer.encode(PROMPTS[1])
-    for turn in range(3):
-        done = generator.generate(text, params, gamma=3)
-        assert turn == 0 or done.cached_tokens > 0
-        generator.forget()
-        assert generator.generate(text, params, gamma=3).token_ids == done.token_ids
-        text = [*text, *done.token_ids, *generator.tokenizer.encode("\n# and\n")]
 
 
 # Log-probabilities

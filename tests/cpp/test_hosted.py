@@ -157,20 +157,6 @@ except KeyboardInterrupt:
 """
 
 
-CONTROLS = """
-import json
-open_bundle()
-lib.specrt_params_set_integer(params, b"max_tokens", ctypes.c_int64(1))
-for parse in (1, 0):
-    check(lib.specrt_params_set_integer(params, b"parse_special", ctypes.c_int64(parse)))
-    prompt = b"a<|endoftext|>"
-    check(lib.specrt_generate(session, prompt, ctypes.c_size_t(len(prompt)), params, None, None))
-    text, size = ctypes.c_char_p(), ctypes.c_size_t()
-    check(lib.specrt_session_json(session, ctypes.byref(text), ctypes.byref(size)))
-    print(json.loads(text.value)["prompt_tokens"])
-"""
-
-
 def embedded(
     library: Library, codelet: Path, script: str, python: str = "", tokenizer: str = ""
 ) -> str:
@@ -187,18 +173,6 @@ def test_a_python_application_hosts_it_and_outlives_it(
     first, second, after = embedded(hosted, codelet, OUTLIVES, python).splitlines()
     assert first == second == repr(text)
     assert after == "6"
-
-
-@pytest.mark.parametrize("implementation", ["hosted", "native"])
-def test_control_tokens_in_a_prompt_are_parsed_unless_forbidden(
-    implementation: str, built_library: BuildLibrary, codelet: Path
-) -> None:
-    genai = pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai")
-    tokenizer = str(Path(genai.__file__).parent / "libonnxruntime-genai.so")
-    told = embedded(built_library(implementation), codelet, CONTROLS, tokenizer=tokenizer)
-    parsed, plain = map(int, told.split())
-    assert parsed == 2
-    assert plain > 4
 
 
 @pytest.mark.parametrize(

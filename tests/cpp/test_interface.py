@@ -179,17 +179,3 @@ def test_values_of_another_kind_are_refused(
     params: Params, kind: str, values: tuple[Any, ...], says: str
 ) -> None:
     assert says in params.refusal(kind, *values)
-
-
-def test_values_that_are_taken(params: Params) -> None:
-    assert params.tokens("stop_token_ids", 1, 2) == params.tokens("stop_token_ids") == ""
-    assert "stop_token_ids holds -1" in params.tokens("stop_token_ids", 3, -1)
-    assert "nothing could come" in params.tokens("allowed_token_ids")
-    assert params.tokens("allowed_token_ids", 1) == params.tokens("allowed_token_ids") == ""
-    for kind, values in (
-        ("set_integer", ("gamma", -1)), ("set_integer", ("temperature", 1)),
-        ("set_integer", ("ignore_eos", 1)), ("set_text", ("gamma", "auto")),
-        ("set_text", ("drafter", "ngram")), ("set_text", ("verifier", "rejection")),
-        ("add_bias", (5, 10_000.0)), ("add_bias", (5, -1.0)),
-    ):  # fmt: skip
-        assert params.refusal(kind, *values) == ""

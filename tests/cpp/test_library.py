@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpp.conftest import BuildLibrary, Library, compiler, onnxruntime_library, run_program
+from cpp.conftest import BuildLibrary, Library, compiler, run_program
 from specrt.bundle import read_manifest
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -48,10 +48,6 @@ def test_another_thread_ends_what_runs(
     assert closed.startswith("SPECRT_CLOSED|")
 
 
-def test_leaving_with_a_text_half_read_is_no_crash(library: Library, codelet: Path) -> None:
-    assert library.run("leave", bundle=codelet) == ["left"]
-
-
 def test_floating_point_of_the_application_changes_nothing(
     library: Library, codelet: Path, generator: Generator
 ) -> None:
@@ -68,18 +64,6 @@ def test_processors_decide_and_throw(library: Library, codelet: Path) -> None:
     assert decided == "SPECRT_OK|"
     assert json.loads(ids) == [65] * 6
     assert threw == "SPECRT_CALLBACK|a logits processor threw: no scores today"
-
-
-def test_a_stream_that_ends_leaves_others_alone(
-    library: Library, codelet: Path, generator: Generator
-) -> None:
-    """One that is over, and one whose own processor ends it in the turn of another session."""
-    reason, ids = library.run("over", bundle=codelet)
-    assert reason == "length"
-    assert json.loads(ids) == generated(generator, 24)
-    calls, ids = library.run("ending_processor", bundle=codelet)
-    assert int(calls) <= 2
-    assert json.loads(ids) == generated(generator, 4)
 
 
 def test_what_an_application_asks_besides(
@@ -201,20 +185,3 @@ def test_what_is_not_onnx_runtime_is_refused(
     (line,) = native.run("opening", bundle=codelet, onnxruntime=made)
     assert line.startswith("SPECRT_ENGINE|")
     assert says in line
-
-
-def test_libraries_that_will_not_do_are_refused(
-    native: Library, codelet: Path, tmp_path: Path
-) -> None:
-    """One that was named and is not there, and files that are not library of ONNX Runtime."""
-    (line,) = native.run("opening", bundle=codelet, tokenizer="/none.so")
-    assert line.startswith("SPECRT_ENGINE|")
-    assert "/none.so" in line
-    text = tmp_path / "text.so"
-    text.write_text("no library")
-    others = [text, tmp_path, tmp_path / "none.so", native.path]
-    others += onnxruntime_library().parent.glob("onnxruntime_pybind11_state*.so")
-    for other in others:
-        (line,) = native.run("opening", bundle=codelet, onnxruntime=other)
-        assert line.startswith("SPECRT_ENGINE|")
-        assert "ONNX Runtime cannot be loaded" in line, other

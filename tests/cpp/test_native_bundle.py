@@ -65,32 +65,22 @@ OF_ONE_SHAPE = {
 KINDS = ", ".join(map(json.dumps, ("", *HEADS)))
 DAMAGE: list[tuple[str, Any, str]] = [
     ("format", 5, "has bundle format 5, and this specrt reads up to 4"),
-    ("format", True, "format is true; expected a whole number from 1 to 4"),
-    ("batch", 0, "batch is 0; expected a whole number from 1 to 1000000000"),
     ("batch", 65, "batch is 65; expected 1 to 64"),
-    ("batch", 1.0, "batch is 1"),
-    ("name", "a\0b", "name is"),
-    ("name", "x" * 256, "name is"),
     ("gammas", [2, 4], "gammas is (2, 4); expected 0 among them"),
     ("gammas", [0, 2**63 - 1], "asks for passes of"),
-    ("gamma", 77, "gamma is 77; expected one of"),
     ("prefill", 4096, "asks for passes of 4096; expected up to 2048"),
     ("eos_token_ids", [8192], "eos_token_ids is (8192); expected ids below 8192"),
-    ("bos_token_id", 8192, "bos_token_id is 8192; expected an id below 8192"),
     ("target/geometry", {**OF_ONE_SHAPE, "windows": [0]}, "target.geometry.windows has 1 entries"),
-    ("target/geometry", {**OF_ONE_SHAPE, "layers": 10**9}, "target.geometry.layers is 1000000000"),
     ("target/geometry/heads", 3, "memories[0].kv_heads is 2; expected a divisor"),
     ("target/geometry/memories", [], "target.geometry.memories is empty"),
     ("target/geometry/memories", [{"kind": "shared"}], "owner is 0; expected an earlier layer"),
     ("target/geometry/memories", [{"kind": "conv", "key_width": 4}], "window is 0"),
     ("target/geometry/memories", [{"kind": "attention", "kv_heads": 2}], "has no width"),
-    ("draft/shape", 1, "draft has an unknown key"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
     ("draft/kind", "medusa", f'kind is ("", "medusa"); expected one of ({KINDS})'),
     ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),
     ("target/vocab_map", "tokenizer.json", "the target is a head or has a vocab_map"),
     ("draft/kind", "eagle3", "the head reads features of width 0, and the target leaves 0"),
-    ("draft/features", 10**6 + 1, "features is 1000001; expected a whole number from 0 to 1000000"),
     ("draft/vocab_map", "other", 'files lacks "other"; expected it'),
     ("draft/accepted", [0.5, 2], "accepted has a number that is not a share; expected 0 to 1"),
     ("files/tokenizer.json", OUT, 'files lacks "tokenizer.json"'),
@@ -99,11 +89,9 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("files/gone", {"bytes": 1, "sha256": ""}, "gone is missing; build the bundle again"),
     ("files/tokenizer.json/bytes", 5, "bytes, expected 5; build the bundle again"),
     ("files/tokenizer.json/sha256", "0" * 64, "is not the file that was built (sha256"),
-    ("files", [], "files is []; expected an object"),
     ("device", {}, "was built for None, and this machine is " + platform.machine()),
     ("versions", {"onnxruntime": "newest"}, 'names "newest" as its version of onnxruntime'),
     ("versions", {"onnxruntime": "1.999"}, "was built with onnxruntime 1.999"),
-    *[(key, OUT, f"{key} is missing") for key in ("name", "target", "files", "source")],
 ]  # fmt: skip
 
 
@@ -457,7 +445,7 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 def mutated(chance: random.Random, document: Document) -> Iterator[Document]:
     """Yield the document with each place in turn of a kind it never has, left out, and hostile."""
     for number in range(len(places(document))):
-        for value in ({"odd": []}, OUT, *chance.choices(HOSTILE, k=4)):
+        for value in ({"odd": []}, OUT, *chance.choices(HOSTILE, k=2)):
             made = copy.deepcopy(document)
             holder, key = places(made)[number]
             if value is OUT:
@@ -498,7 +486,7 @@ def test_what_may_be_anything_is_read_or_refused(native_calls: NativeCalls, fold
                 (folder / name).write_bytes(text)
                 expected.append(refused())
             assert not expected[0]
-            assert all(expected[1::6]), "a value of a kind that its place never has"
+            assert all(expected[1::4]), "a value of a kind that its place never has"
             (folder / "manifest.json").write_bytes(sound)
         texts += [damaged(chance, texts[0]) for _ in range(100)]
         call = {"call": "refusals", "folder": str(folder), "file": name,

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from numpy.typing import NDArray
 
 import specrt
 from cpp.conftest import Library
-from cpp.test_replay import Requests, case, check, replay
+from cpp.test_replay import Requests, case, replay
 from heads.conftest import RECIPE, VOCABULARY, save_head, target
-from specrt.bundle import FORMAT, Bundle, hash_file
+from specrt.bundle import Bundle, hash_file
 from specrt.errors import BundleError
 from specrt.generator import Generator
 from specrt.speculation.drafters import DRAFTERS
@@ -155,52 +153,3 @@ def test_a_graph_that_is_another_than_its_record_is_refused(
     (line,) = native.run("opening", bundle=folder)
     assert line.startswith("SPECRT_ENGINE|the engine's ")
     assert line.endswith("they do not belong together: build the bundle again")
-
-
-def trim(folder: Path, entries: NDArray[np.int32]) -> None:
-    """Let the draft of a bundle score some entries only."""
-    path = folder / "draft" / "engine.onnx"
-    model = onnx.load(path, load_external_data=False)
-    for node in model.graph.node:
-        for i, name in enumerate(node.output):
-            if name in ("logits", "argmax"):
-                node.output[i] = f"whole_{name}"
-    ids = entries.astype(np.int64)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(ids, "entries"))
-    model.graph.node.extend(
-        [
-            onnx.helper.make_node("Gather", ["whole_logits", "entries"], ["logits"], axis=2),
-            onnx.helper.make_node("ArgMax", ["logits"], ["place"], axis=2, keepdims=0),
-            onnx.helper.make_node("Gather", ["entries", "place"], ["argmax"]),
-        ]
-    )
-    for output in model.graph.output:
-        if output.name == "logits":
-            output.type.tensor_type.shape.dim[2].dim_value = len(entries)
-    path.unlink()
-    onnx.save(model, path)
-    listed(folder, "draft/engine.onnx", path.read_bytes())
-    listed(folder, "draft/vocab_map.bin", entries.astype("<i4").tobytes())
-    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    manifest["format"], manifest["draft"]["vocab_map"] = FORMAT, "draft/vocab_map.bin"
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.nightly
-def test_a_trimmed_draft_model_drafts_what_it_drafts_in_python(
-    native: Library, codelet: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(codelet, tmp_path / "bundle")
-    trim(folder, np.arange(0, 8192, 3, np.int32))
-    prompt = [100, 7, 3000, 17, 12]
-    with specrt.open(folder, threads=1) as opened:
-        options = {"max_tokens": 48, "ignore_eos": True, "drafter": "model"}
-        made = [
-            case(opened, [*prompt, place], {**options, **way, "gamma": gamma})
-            for place, (way, gamma) in enumerate(product(WAYS, (1, 4)))
-        ]
-    found = replay(native, folder, made, tmp_path)
-    check(found, made)
-    drafted = [one["completion"]["speculation"] for one in found]
-    assert sum(count["drafted"] for count in drafted) > 500
-    assert sum(count["accepted"] for count in drafted) > 20

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import count, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from tokenizers import Tokenizer as HubTokenizer
-from tokenizers import decoders, models
 
 import specrt
 from cpp.conftest import Library, onnxruntime_library
 from shared import nightly_but
-from specrt.bundle import hash_file
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, Callback, Row
@@ -319,53 +314,6 @@ def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
         made = cases(opened, short, texts=False, every=3)
         made += edges(opened, opened.tokenizer.encode(short[0]))
     check(replay(native, small, made, tmp_path, caches=caches), made)
-
-
-@pytest.mark.parametrize(
-    "small", [{"target": "int8", "draft": "int8", "batch": 1, "length": 5}], indirect=True
-)
-def test_drafting_where_there_is_hardly_room(native: Library, small: Path, tmp_path: Path) -> None:
-    """Five positions, and a gamma of four."""
-    with specrt.open(small, threads=1) as opened:
-        made = [case(opened, [5, 6], {"gamma": "auto", "drafter": each}) for each in DRAFTERS]
-    check(replay(native, small, made, tmp_path), made)
-
-
-@pytest.fixture
-def spaced(codelet: Path, tmp_path: Path) -> tuple[Path, HubTokenizer]:
-    """Codelet with a SentencePiece vocabulary of words that begin with a space, and that."""
-    bundle = tmp_path / "spaced"
-    shutil.copytree(codelet, bundle)
-    made = HubTokenizer(models.BPE({f"\u2581w{at}": at for at in range(8192)}, []))
-    strip = decoders.Strip(" ", 1, 0)
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), strip])
-    made.save(str(bundle / "tokenizer.json"))
-    manifest = json.loads((bundle / "manifest.json").read_text("utf-8"))
-    manifest["files"]["tokenizer.json"] = asdict(hash_file(bundle / "tokenizer.json"))
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-    return bundle, made
-
-
-def test_a_text_goes_on_with_its_space_and_from_the_prompt_cache(
-    native: Library, generator: Generator, spaced: tuple[Path, HubTokenizer], tmp_path: Path
-) -> None:
-    bundle, tokenizer = spaced
-    made, text, tokens = [], "", list[int]()
-    for more in ([57, 58], [60], [61]):
-        tokens += more
-        text = tokenizer.decode(tokens)
-        params = {"max_tokens": 9, "ignore_eos": True, "gamma": 2}
-        ids = generator.generate(
-            tokens, specrt.SamplingParams(max_tokens=9, ignore_eos=True), gamma=2
-        ).token_ids
-        made.append({"prompt": [*tokens], "params": params})
-        tokens += ids
-        made[-1]["expected"] = (ids, tokenizer.decode(tokens).removeprefix(text))
-    found = replay(native, bundle, made, tmp_path)
-    assert [(one["ids"], one["text"]) for one in found] == [one["expected"] for one in made]
-    assert all(one["text"].startswith(" w") for one in found)
-    # What was generated last was never read; the prompt's own tokens are new.
-    assert [one["cached_tokens"] for one in found] == [0, 10, 20]
 
 
 def test_prompts_may_be_text_where_a_library_reads_tokenizers(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cpp.conftest import CHECKS, SOURCES, Library, compiler, run_program
+from cpp.conftest import Library, run_program
 from cpp.native_calls import Document
 from specrt.engine.tensorrt import engine_record
 from specrt.engine.tensorrt.engine_record import (
@@ -161,20 +160,6 @@ def test_passes_of_every_width_return_what_the_model_returns(
     assert site.check("passes") == ""
 
 
-def test_kernels_that_are_no_file_are_not_waited_for(site: Site) -> None:
-    site.change(rtx=True)
-    os.mkfifo(site.folder / "engine.kernels")
-    assert site.check("passes") == ""
-
-
-def test_headers_before_10_15_do_not_know_of_aliases() -> None:
-    native = SOURCES / "src"
-    folders = (CHECKS, CHECKS / "tensorrt" / "include", native, SOURCES / "include")
-    plan = native / "native" / "engine" / "tensorrt" / "plan.cpp"
-    includes = [f"-I{folder}" for folder in folders]
-    run_program([*compiler(), "-std=c++17", "-Wall", "-Werror", *includes, "-fsyntax-only", plan])
-
-
 def test_drafts_have_a_profile_for_two_tokens(site: Site) -> None:
     site.change(profiles=draft_profiles(PREFILL))
     site.case["passes"] = [[16, 0, 1], [2, 16, 1], [1, 18, 1], [5, 19, 1], [2, 24, 2]]
@@ -299,23 +284,6 @@ def test_what_cannot_be_opened_is_refused_with_its_remedy(
 ) -> None:
     site.change(**change)
     site.refused(status, *says)
-
-
-def test_records_that_cannot_be_read_are_refused(site: Site) -> None:
-    site.write()
-    for text, says in (
-        ("{", "cannot be read"), ("", "cannot be read"), ("[]", "expected an object"),
-        ('{"format": 2}', "it has format 2, and this libspecrt reads up to 1"),
-    ):  # fmt: skip
-        (site.folder / "engine.json").write_text(text)
-        site.refused(BUNDLE, says, written=True)
-    site.write()
-    (site.folder / "engine.plan").unlink()
-    assert "engine.plan cannot be read (No such file" in site.check("open", written=True)
-    (site.folder / "engine.json").unlink()
-    site.refused(BUNDLE, written=True)
-    site.change(case={"files": ["engine.plan"]})
-    site.refused(BUNDLE, "engine.json is not listed in manifest.json; build the bundle again")
 
 
 CAPABILITIES = "capabilities"

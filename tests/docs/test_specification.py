@@ -12,7 +12,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
 import onnxruntime as ort
 import pytest
 
@@ -30,10 +29,7 @@ from specrt.engine.ort.kernels import CONTRIB, KERNELS, LAYOUT
 from specrt.engine.tensorrt.engine_record import EngineRecord, Profile, Range, SourceShape
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.passes import KV_TYPES, expected
-from specrt.generator import Generator
 from specrt.geometry import Geometry, LayerMemory
-from specrt.params import SamplingParams
-from specrt.sampling.noise import Noise, Purpose
 from specrt.system.machine import Machine
 from specrt.tuning.tuning_record import FORMAT as TUNING_FORMAT
 from specrt.tuning.tuning_record import TunedSetting, Tuning
@@ -221,117 +217,3 @@ def test_links_lead_somewhere(document: str) -> None:
     anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
     for place in re.findall(r"\]\(([^)]+)\)", document):
         assert place[1:] in anchors if place[0] == "#" else (DOCUMENT.parent / place).exists()
-
-
-class Reader:
-    """A greedy or sampling runtime for one row, made from the page and not from the runtime."""
-
-    def __init__(self, folder: Path) -> None:
-        self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        said = self.manifest
-        self.widest = max(said["prefill"], said["gammas"][-1] + 1)
-        self.target = Held(folder, said["target"], said["max_length"], self.widest)
-        self.draft = Held(folder, said["draft"], said["max_length"], self.widest)
-
-    def complete(
-        self, prompt: list[int], most: int, gamma: int, temperature: float, seed: int
-    ) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Return what follows a prompt, and per round what was drafted, evaluated, accepted."""
-        tokens, ends = list(prompt), set(self.manifest["eos_token_ids"])
-        limit = min(len(prompt) + most, self.manifest["max_length"] + 1)
-        target, draft, rounds = self.target, self.draft, list[tuple[int, int, int]]()
-
-        def choose(row: Any, position: int) -> int:
-            if not temperature:
-                return int(row.argmax())
-            weights = np.exp((row.astype(np.float64) - float(row.max())) / temperature)
-            ids = np.flatnonzero(weights)
-            waits = Noise(seed).exponential(Purpose.TOKEN, position, ids)
-            return int(ids[(waits / (weights[ids] / weights.sum())).argmin()])
-
-        def reached(row: Any) -> Any:
-            least = np.float32(row.max() - 7.0 * temperature)
-            return np.where(row >= least, row, -np.inf) if temperature else row
-
-        target.held = draft.held = 0
-        while len(tokens) < limit and ends.isdisjoint(tokens[len(prompt) :]):
-            n = len(tokens)
-            drafted = list[int]()
-            for _ in range(min(gamma, limit - n - 1) if n > len(prompt) else 0):
-                row = draft.feed([*tokens, *drafted][draft.held :], 1)[0]
-                drafted.append(choose(reached(row), n + len(drafted)))
-            rows = target.feed([*tokens[target.held :], *drafted], len(drafted) + 1)
-            own = [choose(row, n + i) for i, row in enumerate(rows)]
-            kept = next((i for i, t in enumerate(drafted) if own[i] != t), len(drafted))
-            if n > len(prompt):
-                rounds.append((len(drafted), kept + (kept < len(drafted)), kept))
-            tokens += own[: kept + 1]
-            target.held = n + kept
-            draft.held = min(draft.held, len(tokens) - 1)
-        end = next((i + 1 for i, t in enumerate(tokens) if i >= len(prompt) and t in ends), None)
-        return tokens[len(prompt) : end], rounds
-
-
-class Held:
-    """An engine of one row, and how many tokens its buffers hold."""
-
-    def __init__(self, folder: Path, record: dict[str, Any], positions: int, widest: int) -> None:
-        options = ort.SessionOptions()
-        options.register_custom_ops_library(str(KERNELS))
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
-        self._session: Any = ort.InferenceSession(
-            str(folder / record["engine"]), options, providers=["CPUExecutionProvider"]
-        )
-        shape = record["geometry"]
-        self._vocabulary, self._widest, self.held = shape["vocab_size"], widest, 0
-        groups, self._buffers = -(-positions // 16), {}
-        for i, one in enumerate(shape["memories"]):
-            heads, width = one["kv_heads"], -(-one["value_width"] // 16) * 16
-            for kind, size in (
-                ("key", (1, heads, groups, one["key_width"], 16)),
-                ("value", (1, heads, 16 * groups, width)),
-            ):
-                self._buffers[f"{kind}.{i}"] = np.zeros(size, np.float32)
-
-    def feed(self, tokens: list[int], rows: int) -> Any:
-        """Feed tokens in chunks, and return the last rows of scores."""
-        while len(tokens) > self._widest:
-            chunk = min(self._widest, len(tokens) - rows)
-            self._run(tokens[:chunk], 1)
-            tokens = tokens[chunk:]
-        return self._run(tokens, rows)
-
-    def _run(self, tokens: list[int], rows: int) -> Any:
-        width, binding = len(tokens), self._session.io_binding()
-        logits = np.zeros((1, rows, self._vocabulary), np.float32)
-        read = {
-            "input_ids": np.array([tokens]),
-            "slots": np.zeros(width, np.int64),
-            "positions": np.arange(self.held, self.held + width),
-            "rows": np.arange(width - rows, width),
-            **self._buffers,
-        }
-        written = {"logits": logits, **{f"present_{n}": a for n, a in self._buffers.items()}}
-        for bind, arrays in ((binding.bind_input, read), (binding.bind_output, written)):
-            for name, a in arrays.items():
-                bind(name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
-        self._session.run_with_iobinding(binding)
-        self.held += width
-        return logits[0]
-
-
-@pytest.mark.parametrize(("temperature", "gammas"), [(0.0, (0, 4)), (0.9, (8,))])
-def test_a_runtime_made_from_the_page_says_the_same(
-    codelet: Path, generator: Generator, code_prompts: Path, temperature: float, gammas: list[int]
-) -> None:
-    reader = Reader(codelet)
-    text = code_prompts.read_text(encoding="utf-8")
-    first, second = (json.loads(line)["prompt"] for line in text.splitlines()[:2])
-    asked = SamplingParams(max_tokens=24, temperature=temperature, seed=7)
-    for prompt in [generator.tokenizer.encode(p) for p in (first, (first + second) * 2)]:
-        for gamma in gammas:
-            done = generator.generate(prompt, asked, gamma=gamma, drafter="model")
-            counts = [(r.drafted, r.evaluated, r.accepted) for r in done.speculation.log]
-            told = reader.complete(prompt, 24, gamma, temperature, seed=7)
-            assert told == (done.token_ids, counts)

@@ -32,10 +32,8 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.target import VERIFIERS, Verifier
-from specrt.text.detokenizer import ByteDetokenizer
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
-from support.toy import TableEngine
 
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -188,46 +186,6 @@ def test_a_row_whose_rounds_could_not_be_made_is_free_again(tokenizer: Tokenizer
 
 
 # Interruptions
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("at", nightly_but([1, 2, 5], range(1, 9)))
-@pytest.mark.parametrize("place", ["pass", "processor", "delivery"])
-def test_an_interruption_leaves_no_gap_and_is_raised_once(
-    tokenizer: Tokenizer, place: str, at: int, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = padded if batch == 1 else packed
-    made, one, left = rows(build, batch, tokenizer), alone(tokenizer), [0]
-
-    def tick(honest: Callable[..., Any]) -> Callable[..., Any]:
-        def ticking(*args: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            return honest(*args)
-
-        return ticking
-
-    params = processed(tick(lambda tokens, row: row)) if place == "processor" else SOME
-    expected = [one.generate([i, 2, 3], SOME).token_ids for i in range(batch)]
-    owner: Any = {"pass": TableEngine, "delivery": ByteDetokenizer}.get(place)
-    if owner is not None:
-        name = "forward" if place == "pass" else "push"
-        monkeypatch.setattr(owner, name, tick(getattr(owner, name)))
-    streams = [made.stream([i, 2, 3], params, gamma=3) for i in range(batch)]
-    left[0] = at
-    with pytest.raises(KeyboardInterrupt):
-        [stream.finish() for stream in streams]
-    assert made.generate([9], SOME).token_ids == one.generate([9], SOME).token_ids
-    for stream, tokens in zip(streams, expected, strict=True):
-        if stream.completion.finish_reason is None and next(stream, None) is None:
-            continue  # the one whose fetch raised is closed, as a generator that raised is
-        try:
-            assert stream.finish().token_ids == tokens
-        except RequestError:
-            assert place != "pass", "a pass is run again"
-        except KeyboardInterrupt:
-            pytest.fail("one Ctrl-C was raised twice")
 
 
 SCHEDULER = str(Path(specrt.scheduler.__file__).parent)

@@ -143,16 +143,6 @@ def test_a_thread_that_wants_the_engines_again_is_behind_those_that_wait() -> No
         assert order_of_threads() == ["waited", "again"]
 
 
-def test_time_stands_still_while_no_thread_has_the_engines() -> None:
-    lock = EngineLock()
-    lock.run(lambda: None)
-    before = lock.now_ns()
-    sleep(0.002)
-    assert lock.now_ns() == before
-    inside = lock.run(lambda: (lock.now_ns(), sleep(0.002), lock.now_ns()))
-    assert inside[2] >= inside[0] + 2_000_000
-
-
 def test_the_time_is_never_ahead_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread reads it while the engines are given back, unused for a while, and wanted."""
     lock, found = EngineLock(), list[int]()

@@ -22,14 +22,12 @@ from scheduler.support import (
     target_of,
 )
 from specrt.completion import Stream
-from specrt.engine.protocol import BlockShape, EngineTraits
 from specrt.errors import RequestError
 from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import Scheduler
 from specrt.scheduler.slots import READ_AGAIN
-from specrt.speculation.auto_gamma import AutoGamma
-from specrt.speculation.compiled_gamma import PYTHON, AutoFactory
+from specrt.speculation.compiled_gamma import PYTHON
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.shared_step import DraftingRow, SharedStep
@@ -105,9 +103,8 @@ def test_streams_of_all_kinds_are_those_alone(
         assert result(stream) == result(stream_of(one, many[number]))
 
 
-@pytest.mark.parametrize("build", BUILDS)
-def test_a_list_of_prompts_with_parameters_of_their_own(build: Build, tokenizer: Tokenizer) -> None:
-    made, one = rows(build, 3, tokenizer), alone(tokenizer)
+def test_a_list_of_prompts_with_parameters_of_their_own(tokenizer: Tokenizer) -> None:
+    made, one = rows(packed, 3, tokenizer), alone(tokenizer)
     prompts = [[i, 2, 3] * (1 + 5 * i) for i in range(1, 6)]
     params = [
         SamplingParams(max_tokens=10 + 3 * i, temperature=0.5 * (i % 2), seed=i, n=1 + i % 3)
@@ -120,7 +117,7 @@ def test_a_list_of_prompts_with_parameters_of_their_own(build: Build, tokenizer:
         assert len({*map(tuple, tokens)}) == (own.n if own.temperature else 1)
         assert tokens[0] == one.generate(prompt, replace(own, n=1)).token_ids
     # Completions of one seed differ by their number alone, however many rows there are.
-    for other, batch in ((padded, 1), (build, 2), (build, 4)):
+    for other, batch in ((padded, 1), (packed, 2), (few_rows, 4)):
         others = rows(other, batch, tokenizer).generate_many(prompts, params)
         assert [[c.token_ids for c in many] for many in others] == [
             [c.token_ids for c in many] for many in found
@@ -155,18 +152,6 @@ def test_a_long_prompt_holds_others_up_for_one_chunk_at_most(tokenizer: Tokenize
     for one in target.passes[before:]:
         assert sum(len(feed.tokens) for feed in one) <= WIDTH + 9 * 4
         assert any(feed.row == 0 for feed in one), "the running row was left out"
-
-
-def test_a_row_is_free_at_once_when_its_stream_is_dropped(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 2, tokenizer)
-    target: Any = made.models.target
-    streams = [made.stream([i], LONG) for i in range(2)]
-    for stream in streams:
-        next(stream)
-    del stream, streams
-    before = len(target.passes)
-    made.generate([9], SamplingParams(max_tokens=4), gamma=0)
-    assert [len(one) for one in target.passes[before:]] == [1] * 4
 
 
 # Gamma
@@ -229,22 +214,6 @@ def test_a_plan_holds_for_the_texts_that_it_was_made_for(
     next(streams[0])
     assert len([*streams[1]]) > 1
     assert begun.count(1) > 3  # the first one pauses, since nobody reads it
-
-
-@pytest.mark.parametrize("chained", [False, True])
-def test_rows_of_a_head_that_drafts_blocks_pay_for_one_pass(
-    tokenizer: Tokenizer, chained: bool
-) -> None:
-    told = list[Costs]()
-
-    def step(costs: Costs, most: int, *, padded: bool) -> SharedStep:
-        told.append(costs)
-        return SharedStep(costs, most, padded=padded)
-
-    models = models_of(packed, 4, tokenizer)
-    models.draft.traits = EngineTraits(block=BlockShape(9, 0, 8, chained))
-    Scheduler(replace(models, auto=AutoFactory(AutoGamma, step)))
-    assert told[0].one_pass != chained
 
 
 # What is read once
@@ -416,12 +385,3 @@ def test_lists_and_numbers_that_cannot_be_are_refused_before_any_work(tokenizer:
     with pytest.raises(RequestError, match=r"a stream is one completion; use generate_many"):
         made.stream([1], SamplingParams(n=2))
     assert target.passes == []
-
-
-def test_rows_that_read_together_share_one_chunk(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 4, tokenizer)
-    made.generate_many([[i] * 100 for i in range(6)], SamplingParams(max_tokens=5))
-    for engine in (made.models.target, made.models.draft):
-        for feeds in engine.passes:
-            widths = [len(feed.tokens) for feed in feeds]
-            assert sum(width for width in widths if width > 10) <= WIDTH  # 10 is not a prompt

@@ -7,7 +7,6 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import Gate, rows, target_of
-from serve.support import Live, failing, serving, until
+from serve.support import Live, serving, until
 from specrt.params import SamplingParams
 from specrt.serve.admission import Admission
 from specrt.serve.metrics import ServerMetrics
@@ -56,31 +55,6 @@ def test_a_full_queue_is_429_and_the_rest_are_answered(tokenizer: Tokenizer) -> 
         texts = {one.result()["choices"][0]["text"] for one in waiting}
         assert len(texts) == 1
         assert live.post(TEXT, **LONG)["choices"][0]["text"] in texts
-
-
-def test_a_completion_that_is_over_waits_no_more(tokenizer: Tokenizer) -> None:
-    toys = rows(packed, 2, tokenizer)
-    engine, go = target_of(toys), threading.Event()
-    honest, held = engine.forward, threading.Event()
-    passes = count()
-
-    def forward(*args: Any) -> Any:
-        if next(passes) == 60:
-            held.set()
-            assert go.wait(30)
-        return honest(*args)
-
-    engine.forward = forward
-    with serving(toys) as live, ThreadPoolExecutor(1) as pool:
-        body = {**LONG, "prompt": ["b", "a" * 128], "gamma": 0}  # the second has room for a token
-        asked = pool.submit(live.post, TEXT, **body)
-        assert held.wait(30)
-        seen = metrics(live)
-        assert seen["specrt_num_requests_running"] == 1
-        assert seen["specrt_num_requests_waiting"] == 0
-        go.set()
-        asked.result()
-        assert metrics(live)["specrt_num_requests_waiting"] == 0
 
 
 def test_a_completion_that_gave_its_row_away_does_not_run(tokenizer: Tokenizer) -> None:
@@ -133,26 +107,6 @@ def test_a_client_that_goes_away_frees_its_row(tokenizer: Tokenizer, stream: boo
         assert (admission.running, admission.waiting) == (0, 0)
 
 
-def test_others_are_answered_while_a_long_text_is_tokenized(
-    toy: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, inside, go = toy.service.generator.tokenizer, threading.Event(), threading.Event()
-    honest = tokenizer.encode
-
-    def encode(*given: Any, **options: Any) -> Any:
-        inside.set()
-        assert go.wait(30)
-        return honest(*given, **options)
-
-    monkeypatch.setattr(tokenizer, "encode", encode)
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=toy.url) as other:
-        asked = pool.submit(other.post, "/tokenize", json={"prompt": "a b c"}, timeout=60)
-        assert inside.wait(30)
-        assert toy.http.get("/health").status_code == 200
-        go.set()
-        assert asked.result().status_code == 200
-
-
 def test_others_are_answered_while_constraints_are_compiled(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,27 +134,6 @@ def test_others_are_answered_while_constraints_are_compiled(
             )
         finally:
             compiled.set()
-
-
-def test_a_server_that_ends_takes_nothing_new(tokenizer: Tokenizer) -> None:
-    with serving(rows(packed, 1, tokenizer)) as live:
-        live.service.admission.draining = True
-        assert live.http.get("/ready").status_code == 503
-        assert "another" in live.refusal(TEXT, 503, **LONG)
-        live.service.admission.draining = False
-
-
-def test_an_engine_that_fails_ends_the_stream_with_an_error(tokenizer: Tokenizer) -> None:
-    toys = rows(packed, 1, tokenizer)
-    with serving(toys) as live:
-        with failing(toys):
-            answer = live.http.post(TEXT, json={**LONG, "stream": True})
-        *chunks, last = [line for line in answer.text.splitlines() if line]
-        assert len(chunks) > 1
-        assert "the cable is out" in json.loads(last.removeprefix("data: "))["error"]["message"]
-        ended = 'specrt_request_success_total{finished_reason="error",model_name="toy"} 1.0'
-        assert ended in live.http.get("/metrics").text
-        live.post(TEXT, **LONG)
 
 
 SAID = [{"role": "user", "content": "x"}]

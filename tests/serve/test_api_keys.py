@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.support import Gate, rows, shared_prompt, target_of
+from scheduler.support import rows, shared_prompt
 from serve.support import Live, serving, until
 from specrt.aio import PacedStream
 from specrt.errors import RequestError
@@ -21,7 +18,7 @@ from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
 from specrt.remote.link import LinkError, LinkOptions, LinkPool
 from specrt.remote.remote_target import remote_generator
-from specrt.serve import ServerOptions, api_keys
+from specrt.serve import api_keys
 from specrt.serve.api_keys import ApiKeys, KeyLimits, TokenBucket
 from specrt.serve.verify_sessions import VerifyLimits
 from specrt.text.tokenizer import Tokenizer
@@ -79,17 +76,6 @@ def held(usage: dict[str, Any]) -> int:
     return found
 
 
-@pytest.mark.parametrize("options", [{"api_keys": ("one", "two"), "share_prefixes": True}, {}])
-def test_all_share_prefixes_but_those_of_a_salt(
-    tokenizer: Tokenizer, options: dict[str, Any]
-) -> None:
-    """Where keys are to share them, and where there are none."""
-    with several_rows(tokenizer, **options) as live:
-        assert cached(live, "one") == 0
-        assert cached(live, "two") >= 59
-        assert cached(live, "two", cache_salt="x") == 0
-
-
 def counts(live: Live) -> dict[str, dict[str, float]]:
     families = text_string_to_metric_families(live.http.get("/metrics").text)
     found: dict[str, dict[str, float]] = {}
@@ -135,21 +121,6 @@ def test_each_key_has_limits_and_counts_of_its_own(tokenizer: Tokenizer) -> None
         assert set(told) == {"slow", "few", "short", "key 1"}
 
 
-def test_what_runs_at_once_is_bounded_for_a_key(tokenizer: Tokenizer) -> None:
-    with several_rows(tokenizer, api_keys=("a name=one concurrency=1", "b")) as live:
-        gate = Gate(target_of(live.service.generator))
-        body = BODY | {"stream": True, "max_tokens": 30}
-        with live.http.stream("POST", TEXT, json=body, headers=bearer("a")) as answer:
-            assert answer.status_code == 200
-            assert gate.inside.wait(30)
-            with httpx.Client(base_url=live.url) as other:
-                refused = other.post(TEXT, json=BODY, headers=bearer("a"))
-                assert refused.status_code == 429
-            gate.go.set()
-            answer.read()
-        until(lambda: live.http.post(TEXT, json=BODY, headers=bearer("a")).status_code == 200)
-
-
 def test_a_budget_fills_evenly_and_owes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(api_keys, "monotonic", lambda: now[0])
@@ -174,16 +145,6 @@ def test_a_budget_fills_evenly_and_owes(monkeypatch: pytest.MonkeyPatch) -> None
     assert unbound.wait_s() == 0
     unbound.change(60)  # nothing was owed
     assert unbound.wait_s() == 0
-
-
-def test_keys_may_come_by_a_pipe(tmp_path: Path) -> None:
-    pipe = tmp_path / "keys"
-    os.mkfifo(pipe)
-    writer = Thread(target=pipe.write_text, args=("k name=a\n",))
-    writer.start()
-    options = ServerOptions(api_key_file=pipe)
-    writer.join(20)
-    assert [key.name for key in options.keys] == ["a"]
 
 
 def test_a_file_is_read_again_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -154,29 +154,6 @@ def test_echo_tells_the_prompt_and_what_it_was_worth(toy: Live) -> None:
 USAGE = {"include_usage": True}
 
 
-@pytest.mark.parametrize("echo", [False, True])
-def test_tokens_that_are_no_text_have_names_of_their_own(real: Live, echo: bool) -> None:
-    body = {"prompt": "s = '日本語", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    body |= {"logprobs": 5, "echo": echo, "logit_bias": {"0": 100}}
-    choice = real.post("/v1/completions", **body)["choices"][0]
-    told, text = choice["logprobs"], choice["text"]
-    assert "<|endoftext|>" in told["tokens"]
-    for name, own, top, at in zip(*(told[field] for field in FIELDS), strict=True):
-        if top is not None:
-            assert len(top) in (5, 6)
-            assert top[name] == own
-        if name not in CONTROLS and not name.startswith("bytes:"):
-            assert text[at:].startswith(name)
-    assert told["text_offset"] == sorted(told["text_offset"])
-    assert any(name.startswith("bytes:\\x") for name in told["tokens"]) == echo
-    names = {name for top in told["top_logprobs"] if top for name in top}
-    assert not any("\ufffd" in name for name in names)
-
-
-FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-CONTROLS = ("<|endoftext|>",)
-
-
 def test_a_chats_tokens_are_told_by_their_bytes_where_they_are_no_text(toy: Live) -> None:
     ids = [*"日".encode(), 262]
     body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "logprobs": True}

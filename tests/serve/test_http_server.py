@@ -213,32 +213,6 @@ def test_requests_that_are_too_large_or_none(
     assert errors == []
 
 
-def test_a_refusal_has_the_id_and_the_line_of_its_request(
-    patient: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Once, with the status that its client reads, also where no application saw it."""
-    caplog.set_level(logging.INFO, "specrt.requests")
-    own, messages = b"X-Request-Id: mine\r\n", b"POST /v1/messages?q=s HTTP/1.1\r\nHost: x\r\n"
-    typed = b"Content-Type: application/json\r\n"
-    cases = {
-        "POST": messages + own + typed + CHUNKED[len(POST) :] + b"1;" + BIG,
-        "": messages + own + b"X: " + BIG,
-    }
-    for method, data in cases.items():
-        caplog.clear()
-        head, _, body = patient.told(data).partition(b"\r\n\r\n")
-        assert {b"x-request-id: mine", b"request-id: mine"} <= {*head.split(b"\r\n")}
-        refused = json.loads(body)
-        assert (refused["type"], refused["request_id"]) == ("error", "mine")
-        until(lambda: any(one.name == "specrt.requests" for one in caplog.records))
-        httpx.get(f"{patient.url}/health")
-        first, *others = [one.msg for one in caplog.records if one.name == "specrt.requests"]
-        assert first.get("method", "") == method
-        assert (first["request_id"], first["status"], first["path"]) == ("mine", 431, MESSAGES)
-        assert [one["path"] for one in others] == ["/health"]
-
-
-MESSAGES = "/v1/messages"
 BODY = json.dumps({"prompt": "ab", "max_tokens": 4}).encode()
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
 
@@ -280,14 +254,6 @@ def test_a_request_that_runs_is_not_hurried(tokenizer: Tokenizer) -> None:
         assert status(answer_of(link)) == 200
         link.sendall(BODY[-1:])
         assert status(answer_of(link)) == 200
-
-
-def test_a_large_body_has_more_time(tokenizer: Tokenizer) -> None:
-    with served(tokenizer, HASTY) as made, made.connect() as link:
-        link.sendall(POST + b"Content-Length: 9001\r\n\r\n" + FEW)
-        assert status(made.told(GET)) == 408
-        link.sendall(b"a")
-        assert status(answer_of(link)) == 400
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -337,17 +303,6 @@ def test_a_connection_that_is_idle_makes_room(tokenizer: Tokenizer) -> None:
             for link in (second, third):
                 link.sendall(BODY[-1:])
                 assert status(answer_of(link)) == 200
-
-
-def test_who_was_answered_and_sends_no_rest_of_a_body_makes_room(tokenizer: Tokenizer) -> None:
-    with (
-        served(tokenizer, replace(PATIENT, connections=1)) as made,
-        made.connect() as first,
-    ):
-        first.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
-        assert status(answer_of(first)) == 200
-        assert status(made.told(GET + LAST + b"\r\n")) == 200
-        assert rest(first) == b""
 
 
 def test_answers_to_http_1_0_have_no_chunks(patient: Served) -> None:

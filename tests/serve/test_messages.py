@@ -120,17 +120,6 @@ def test_tools_are_used_and_their_results_read(
     client.messages.create(model="toy", max_tokens=5, messages=turns, tools=options["tools"])
 
 
-@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud83d"}', "[1]"])
-def test_arguments_that_no_answer_can_hold_are_a_text(toy: Live, arguments: str) -> None:
-    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-    body = {"messages": HELLO, "tools": FLAT, "max_tokens": 100}
-    message = toy.post("/v1/messages", **body, structured_outputs={"choice": [text]})
-    (used,) = message["content"]
-    assert used["input"] == {"arguments": arguments}
-    turns = [*HELLO, {"role": "assistant", "content": [used]}, *HELLO]
-    toy.post("/v1/messages", **body | {"messages": turns, "max_tokens": 2})
-
-
 def test_thinking_and_calls_of_earlier_turns_reach_the_template() -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"},
@@ -149,23 +138,17 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"max_tokens": None}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "He"}]}, "assistant"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
         ({"messages": [{"role": "user", "content": [
             {"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}
         ]}]}, "tool_result"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "'tool_use'"),
         ({"system": [IMAGE]}, "system"),
-        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f"}]}, "input_schema"),
         ({"tools": FLAT, "tool_choice": {"type": "tool", "name": "tim"}}, "'tim'"),
         ({"tools": FLAT, "tool_choice": {"type": "some"}}, "'some'"),
-        ({"tool_choice": {"type": "any"}}, "tools"),
         ({"output_config": {"format": {"type": "xml"}}}, "xml"),
     ],
 )  # fmt: skip

@@ -103,7 +103,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("sampling", [{}, *({"temperature": 0.9, "seed": s} for s in range(3))])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 0}], ids=str)
 def test_the_text_is_the_servers_own(
     home: Generator, device: Device, sampling: dict[str, Any]
 ) -> None:
@@ -120,14 +120,6 @@ def test_the_text_is_the_servers_own(
     assert drafted > 100
 
 
-def test_the_draws_of_device_and_server_are_the_same(home: Generator, device: Device) -> None:
-    params = SamplingParams(max_tokens=100, temperature=0.9, seed=5, ignore_eos=True)
-    local = home.generate(PROMPT, params, gamma=4).speculation
-    remote = device().generate(PROMPT, params, gamma=4).speculation
-    assert local.accepted > 20
-    assert (remote.drafted, remote.accepted) == (local.drafted, local.accepted)
-
-
 def test_a_drawn_seed_is_told_and_one_that_the_server_keeps_costs_acceptance_alone(
     home: Generator, device: Device
 ) -> None:
@@ -136,7 +128,9 @@ def test_a_drawn_seed_is_told_and_one_that_the_server_keeps_costs_acceptance_alo
         found = device(port).generate(PROMPT, params, gamma=3)
         assert found.seed is None
         told = device().generate(PROMPT, params, gamma=3)
-        same(told, home.generate(PROMPT, replace(params, seed=told.seed), gamma=0))
+        own = home.generate(PROMPT, replace(params, seed=told.seed), gamma=3)
+        same(told, own)  # with the same draws, or fewer would be accepted
+        assert told.speculation.accepted == own.speculation.accepted > 0
         assert len(found.token_ids) == 30
         assert found.speculation.drafted
         known = replace(params, seed=9)
@@ -155,42 +149,11 @@ def test_a_grammar_is_the_servers(home: Generator, device: Device) -> None:
                 same(made.generate(PROMPT, params, gamma=gamma), local)
 
 
-def test_streams_share_a_device_and_a_server(home: Generator, device: Device) -> None:
-    made = device()
-    params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, ignore_eos=True)
-    prompts = [[7, 8, 9], [60, 61], PROMPT]
-    streams = [made.stream(prompt, params, gamma=3) for prompt in prompts]
-    others = [home.stream(prompt, params, gamma=2) for prompt in prompts]
-    for _ in range(4):
-        for stream in streams + others:
-            next(stream)
-    for prompt, stream, other in zip(prompts, streams, others, strict=True):
-        local = home.generate(prompt, params, gamma=0)
-        same(stream.finish(), local)
-        same(other.finish(), local)
-    several = made.generate_many(prompts, params, gamma=4)
-    for prompt, (done,) in zip(prompts, several, strict=True):
-        same(done, home.generate(prompt, params, gamma=0))
-
-
 def test_a_device_without_a_draft_model_looks_up(home: Generator, device: Device) -> None:
     made = device(model=False)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     same(made.generate(PROMPT * 9, params), home.generate(PROMPT * 9, params, gamma=0))
     assert made.check_drafter(None) == "ngram"
-
-
-def test_a_draft_with_less_room_than_the_target_stops_drafting(
-    home: Generator, port: int, tokenizer: Tokenizer
-) -> None:
-    engine = toys(tokenizer.size)[1]
-    engine.max_length = 24
-    server = LinkPool(f"ws://127.0.0.1:{port}", QUICK)
-    with remote_generator(server, OpenedDraft(engine, tokenizer, [])) as made:
-        params = SamplingParams(max_tokens=60, ignore_eos=True)
-        found = made.generate(PROMPT, params, gamma=4)
-        same(found, home.generate(PROMPT, params, gamma=0))
-        assert found.speculation.drafted
 
 
 def test_a_server_that_believes_its_devices_is_found_out(
@@ -266,20 +229,6 @@ def test_a_link_that_breaks_without_end_is_an_error_that_says_what_was_kept(
         proxy.close()
 
 
-def test_a_link_that_a_server_closed_meanwhile_is_not_used_again(
-    home: Generator, tokenizer: Tokenizer, draft_engine: TableEngine
-) -> None:
-    with served(VerifyEndpoint(home, VerifyLimits(idle_s=0.2))) as port:
-        pool = LinkPool(f"ws://127.0.0.1:{port}", QUICK)
-        with remote_generator(pool, OpenedDraft(draft_engine, tokenizer, [])) as made:
-            params = SamplingParams(max_tokens=9)
-            for _ in range(2):
-                same(made.generate(PROMPT, params), home.generate(PROMPT, params))
-                kept = pool.take(lambda: True)
-                pool.give_back(kept)
-                until(lambda kept=kept: not kept.alive)
-
-
 def test_a_device_that_stops_ends_its_session(sessions: VerifyEndpoint, device: Device) -> None:
     made, before = device(), len(sessions)
     params = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -292,26 +241,6 @@ def test_a_device_that_stops_ends_its_session(sessions: VerifyEndpoint, device: 
         del stream
         made.generate(PROMPT, SamplingParams(max_tokens=2))  # a step is where rows are freed
         until(lambda: len(sessions) == before)
-
-
-def test_a_session_that_the_server_ends_is_not_taken_up_again(
-    home: Generator, device: Device
-) -> None:
-    sessions = VerifyEndpoint(home)
-    with served(sessions) as port:
-        proxy = Proxy(port)
-        try:
-            made = device(proxy.port)
-            stream = made.stream(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True), gamma=2)
-            for _ in range(3):
-                next(stream)
-            before = proxy.connections
-            sessions.close()
-            with pytest.raises(LinkError, match=r"the server ended this session.*were kept"):
-                stream.finish()
-            assert proxy.connections == before
-        finally:
-            proxy.close()
 
 
 @pytest.mark.parametrize("code", nightly_but([1001, 4400], [1001, 1009, 1011, 1012, 4400]))
@@ -403,16 +332,15 @@ def test_the_command_needs_no_target(
     assert "expected ws://HOST:PORT" in ran.refusal
 
 
-@pytest.mark.parametrize("begin", ["specrt_", "vllm:"])
-def test_metrics_tell_what_devices_do(home: Generator, device: Device, begin: str) -> None:
-    metrics = ServerMetrics(begin.rstrip("_:"), "toy", Admission(3, 8), 100)
+def test_metrics_tell_what_devices_do(home: Generator, device: Device) -> None:
+    metrics = ServerMetrics("specrt", "toy", Admission(3, 8), 100)
     draining: list[bool] = []
     sessions = VerifyEndpoint(home, draining=lambda: bool(draining), on_round=metrics.device_round)
     metrics.devices = sessions
 
     def seen() -> dict[str, float]:
         families = text_string_to_metric_families(metrics.exposition().decode())
-        return {s.name.removeprefix(begin): s.value for f in families for s in f.samples}
+        return {s.name.removeprefix("specrt_"): s.value for f in families for s in f.samples}
 
     with served(sessions) as port:
         made = device(port)

@@ -119,13 +119,6 @@ def test_a_request_is_a_line(
     assert "key=alice" in shown[0]
 
 
-def test_a_client_that_goes_away_is_a_line_too(toy: Live, lines: Any) -> None:
-    endless = BODY | {"max_tokens": 100, "stream": True}
-    with toy.http.stream("POST", TEXT, json=endless) as answer:
-        next(answer.iter_bytes())
-    until(lambda: any(line["path"] == TEXT for line in lines()))
-
-
 def test_other_names_of_the_model_are_listed_and_taken(tokenizer: Tokenizer) -> None:
     service = Service(rows(packed, 1, tokenizer), "toy", aliases=("gpt-4o", "org/x"))
     with listening(application(service, ServerOptions())) as live:

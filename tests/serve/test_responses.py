@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
 from scheduler.support import rows
 from serve.support import TOOLS, Live, failing, serving
@@ -65,19 +64,6 @@ def test_the_text_is_that_of_the_chat_route(toy: Live, client: openai.OpenAI) ->
     last: Any = events[-1]
     assert last.response.output_text == wanted
     assert last.response.metrics["specrt"]["drafted"] == told["specrt"]["drafted"]
-
-
-def test_a_model_of_pydantic_is_parsed_whole_and_streamed(client: openai.OpenAI) -> None:
-    class Reply(BaseModel):
-        colour: Literal["red", "blue"]
-
-    parsed = client.responses.parse(model="toy", input="?", text_format=Reply)
-    assert parsed.status == "completed"
-    assert parsed.output_parsed is not None
-    with client.responses.stream(model="toy", input="?", text_format=Reply) as stream:
-        final = stream.get_final_response()
-    assert final.output_parsed is not None
-    assert final.output_parsed.colour in ("red", "blue")
 
 
 def test_functions_are_called_and_their_results_read(toy: Live, client: openai.OpenAI) -> None:

@@ -67,12 +67,6 @@ def test_a_request_replaces_what_its_text_begins_with_and_what_is_ruled_out(live
         assert found == made.generate("ab", SamplingParams(max_tokens=6, **more)).text != free  # type: ignore[arg-type]
 
 
-def test_what_a_model_is_tells_how_long_a_source_may_be(live: Live) -> None:
-    (model,) = live.http.get("/v1/models").json()["data"]
-    assert model["max_model_len"] == 128
-    assert (model["specrt"]["max_source"], model["specrt"]["chat"]) == (64, False)
-
-
 def test_what_is_no_source_is_refused(live: Live) -> None:
     for named, prompt, options in (
         ("at least one word", " ", {}), ("longest source", "a" * 10**5, {}),

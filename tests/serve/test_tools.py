@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.support import TOOLS, Live
-from specrt.serve.bodies import ChatBody, ChatMessage
 from specrt.serve.tool_calls import CallStream, ToolCall, ToolCallParser
-from specrt.serve.tools import tool_use
 from specrt.text.chat_template import ChatTemplate
 
 BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("seed", "choice"), [(1, "required"), (2, {"type": "function", "function": {"name": "time"}})]
+)
 def test_a_forced_call_is_a_call(toy: Live, choice: Any, seed: int) -> None:
     body = {**BODY, "tool_choice": choice, "seed": seed}
     choice_ = toy.post("/v1/chat/completions", **body)["choices"][0]
@@ -322,48 +321,3 @@ def test_nothing_is_called_in_reasoning_that_the_prompt_began(toy: Live) -> None
     message = answer["choices"][0]["message"]
     assert len(message["tool_calls"]) == 1
     assert message["content"].endswith("</think>")
-
-
-def test_one_call_ends_where_its_json_does(toy: Live) -> None:
-    text = '<tool_call>{"name": "time", "arguments": {"city": "</tool_call>"}}</tool_call> more'
-    body = {**BODY, "structured_outputs": {"choice": [text]}, "parallel_tool_calls": False}
-    answer = toy.post("/v1/chat/completions", **body)
-    choice = answer["choices"][0]
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["arguments"] == '{"city": "</tool_call>"}'
-    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
-    assert answer["usage"]["completion_tokens"] <= len(text) - len("</tool_call> more")
-    (begun, *more) = streamed_calls(toy.events("/v1/chat/completions", **body))
-    assert "".join(c["function"]["arguments"] for c in (begun, *more)) == '{"city": "</tool_call>"}'
-    stopped = toy.post("/v1/chat/completions", **body, stop=["city"])["choices"][0]
-    assert stopped["stop_reason"] == "city"
-    assert stopped["message"]["tool_calls"][0]["function"]["arguments"] == '{"'
-
-
-def test_calls_of_earlier_turns_are_read_as_objects(toy: Live) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    messages = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "42"},
-    ]
-    for arguments in ('{"a": 1}', "{", "", "[1]", '"x"'):  # whatever a model wrote is told again
-        call["function"] = {"name": "f", "arguments": arguments}
-        toy.post("/v1/chat/completions", messages=messages, max_tokens=3)
-    half = '{"a": "\\ud83d"}'
-    read = {"{": "{", "": {}, None: {}, '{"a": 1}': {"a": 1}, "[1]": "[1]", half: half}
-    for given_, wanted in read.items():
-        call["function"] = {"name": "f", "arguments": given_}
-        message = ChatMessage.model_validate(messages[1]).plain()
-        assert message["content"] is None
-        assert message["tool_calls"][0]["function"]["arguments"] == wanted
-
-
-def test_no_tools_is_no_tool_use() -> None:
-    messages = [{"role": "user", "content": "x"}]
-    for choice, tools in ((None, None), ("auto", [])):
-        body = ChatBody.model_validate(
-            {"messages": messages, "tools": tools, "tool_choice": choice}
-        )
-        assert tool_use(body).stream() is None
-        assert tool_use(body).described is None

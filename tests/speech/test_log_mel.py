@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specrt.speech.log_mel import LogMel, log_mel_of
+from specrt.speech.log_mel import log_mel_of
 from speech.recordings import RATE, sines
 
 
@@ -25,19 +25,6 @@ def test_features_are_those_of_transformers(bins: int, samples: int) -> None:
     found = log_mel_of(extractor.to_dict())(wave)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
-
-
-def test_silence_has_one_value_and_a_window_of_frames() -> None:
-    found = LogMel()(np.zeros(100, np.float32))
-    assert found.shape == (80, 3000)
-    np.testing.assert_array_equal(found, np.float32(-1.5))
-
-
-def test_other_sizes_are_those_of_the_settings() -> None:
-    sizes = {"feature_size": 4, "hop_length": 80, "n_fft": 64, "chunk_length": 2}
-    made = log_mel_of({**sizes, "sampling_rate": 16000, "feature_extractor_type": "Whisper..."})
-    assert made(sines(1)).shape == (4, 400)
-    assert (made.window_frames, made.seconds(100)) == (400, 0.5)
 
 
 @pytest.mark.parametrize(

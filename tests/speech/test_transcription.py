@@ -133,13 +133,6 @@ def test_a_text_that_never_ends_ends_the_recording_all_the_same(tokenizer: Token
     assert transcribed(sines(40), decode, tokenizer, timestamps=True).windows == 2
 
 
-def test_the_language_is_detected_once(tokenizer: Tokenizer) -> None:
-    decode = Scripted(said(" eins"), said(" zwei"))
-    done = transcribed(sines(31), decode, tokenizer, no_speech_threshold=None)
-    assert (done.language, decode.heard) == ("de", 1)
-    assert decode.asked[1].params.decoder_start == (START, DE, TRANSCRIBE, SILENT)
-
-
 def test_a_window_without_speech_is_left_out(tokenizer: Tokenizer) -> None:
     for silence, mean, left_out in ((0.7, 0.2, True), (0.7, 0.9, False), (0.5, 0.2, False)):
         decode = Scripted(said(" Thanks."), silence=silence, mean=mean)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specrt.errors import RequestError
 from specrt.speech.wav import parse_wav, read_wav
-from speech.recordings import RATE, chunk, form, pcm, riff, sines
+from speech.recordings import RATE, chunk, form, riff, sines
 
 TONE = sines(0.05)
 INTEGERS = (TONE * 32767).astype("<i2")
@@ -99,7 +99,3 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
         found = parse_wav(cut, "f")
         assert np.isfinite(found).all()
         assert len(found) > 0
-
-
-def test_pcm_of_the_other_tests_is_a_file() -> None:
-    np.testing.assert_allclose(parse_wav(pcm(TONE), "f"), TONE, atol=1e-4)

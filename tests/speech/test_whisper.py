@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 import specrt
 from shared import nightly_but
-from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
 from specrt.speculation.drafters import DRAFTERS
@@ -21,8 +19,8 @@ from specrt.speech import TranscriptionOptions, read_whisper_config, transcribe
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.exporter import export_graph
 from speech.recordings import sines
-from speech.scripted import DE, EN, END, SETTINGS
-from speech.tiny_whisper import BINS, GRAPHS, LENGTH, EagerWhisper
+from speech.scripted import DE, EN, END
+from speech.tiny_whisper import GRAPHS, LENGTH, EagerWhisper
 
 pytestmark = pytest.mark.export
 
@@ -36,15 +34,6 @@ def eager(whisper: Path) -> EagerWhisper:
 def opened(whisper: Path) -> Iterator[Generator]:
     with specrt.load(whisper, threads=1) as made:
         yield made
-
-
-def test_a_bundle_has_the_settings_of_its_checkpoint(whisper: Path) -> None:
-    config = read_whisper_config(whisper)
-    assert (config.log_mel.feature_size, config.log_mel.window_frames) == (BINS, 3000)
-    assert config.start == SETTINGS["decoder_start_token_id"]
-    assert set(config.languages) == {"en", "de"}
-    written = json.loads((whisper / "preprocessor_config.json").read_text())
-    assert written["feature_extractor_type"] == "WhisperFeatureExtractor"
 
 
 def test_windows_in_rows_have_the_texts_of_transformers(
@@ -103,11 +92,6 @@ def test_tokens_that_a_checkpoint_forces_are_no_language(
         monkeypatch.setitem(options, name, value)
     done = transcribe(opened, read_whisper_config(whisper), sines(2))
     assert done.language in ("en", "de")
-
-
-def test_a_prompt_of_text_is_refused(opened: Generator) -> None:
-    with pytest.raises(RequestError, match=r"this bundle reads speech; expected an array"):
-        opened.generate("hello")
 
 
 @pytest.mark.nightly

@@ -133,15 +133,6 @@ def test_a_finding_says_what_is_there_or_how_to_get_it(
     assert remedy in check.remedy
 
 
-def test_a_machine_without_a_gpu_hears_little_of_gpus(
-    machine: Callable[..., dict[str, Check]],
-) -> None:
-    everything = ["tensorrt", "tensorrt-rtx"]
-    found = machine(gpu=False, provider=False, lacks=everything, absent="tensorrt_rtx")
-    about = [name for name in found if re.search("tensorrt|cuda|gpu", name, re.IGNORECASE)]
-    assert set(about) - {"cuda.bindings", "tensorrt"} == {"NVIDIA GPU", "run bundles on a GPU"}
-
-
 def test_a_clone_installs_by_its_makefile(tmp_path: Path) -> None:
     assert how_to_install("export", tmp_path) == 'pip install "specrt[export]"'
     assert how_to_install("export") == "make setup-export"

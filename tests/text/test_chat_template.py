@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer as HubTokenizer
-from tokenizers import models
 
 from specrt.errors import RequestError
 from specrt.text.chat_template import ChatTemplate, read_template
@@ -46,17 +44,6 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
     assert said.startswith("<s><|start_header_id|>user<|end_header_id|>\n\nhi<|eot|>")
     with pytest.raises(RequestError, match="refused the messages: unknown role: robot"):
         read_template(folder).render([{"role": "robot", "content": "hi"}])
-
-
-def test_templates_render_as_in_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=HubTokenizer(models.BPE()), chat_template=LLAMA, **TOKENS
-    )
-    for prompted in (True, False):
-        said = {"tokenize": False, "add_generation_prompt": prompted}
-        found = ChatTemplate(LLAMA, TOKENS).render(TALK, add_generation_prompt=prompted)
-        assert found == tokenizer.apply_chat_template(TALK, **said)
 
 
 LONG = [
@@ -127,17 +114,7 @@ def test_bounds_grow_with_the_messages() -> None:
         assert {*pool.map(template.render, [TALK] * 8)} == {template.render(TALK)}
 
 
-def test_values_of_a_filter_come_in_any_order() -> None:
-    template = ChatTemplate("{{ messages[0].content | replace(new='o', old='i') }}", {})
-    assert template.render([{"role": "user", "content": "hi"}]) == "ho"
-
-
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
-
-
-def test_blocks_of_a_template_leave_no_lines() -> None:
-    source = "{% if true %}\nX\n  {% endif %}\nY"
-    assert ChatTemplate(source, {}).render([]) == "X\nY"
 
 
 def test_whatever_a_template_raises_is_one_short_line() -> None:

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import (
-    AddedToken,
-    decoders,
-    models,
-    normalizers,
-)
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.text.detokenizer import StopStrings, WindowDetokenizer
@@ -88,14 +83,6 @@ def test_bytes_that_are_no_text_come_as_they_are_certain(
         assert chunks(used, [[first + 0xFF]] * 3) == [*LOST * 3, ""]
 
 
-def test_a_prompts_half_character_is_completed_or_lost_with_it(spelled: list[Tokenizer]) -> None:
-    for used in spelled[:-1]:
-        first = hub(used).token_to_id("<0x00>") or 0
-        prompt = [first + 97, first + 0xE2]
-        for more, shown in (([0x82, 0xAC], "€"), ([97], "a"), ([0x82, 97], "a"), ([], "")):
-            assert used.decode([first + byte for byte in more], prompt) == shown
-
-
 def test_a_space_is_kept_behind_text_and_dropped_at_its_beginning(
     spelled: list[Tokenizer],
 ) -> None:
@@ -131,25 +118,6 @@ def test_decoders_that_look_at_neighbours_see_the_prompt(
     assert used.piece(ids[-1]) == " wor"
 
 
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        [decoders.Fuse(), decoders.ByteFallback()],
-        [decoders.Fuse(), decoders.Strip(" ", 1, 0), decoders.Strip("h", 1, 0)],
-        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)],
-    ],
-)
-def test_decoders_in_another_order_are_the_librarys(
-    tmp_path: Path, decoder: list[decoders.Decoder]
-) -> None:
-    made = HubTokenizer(models.BPE({" ": 0, " h": 1, "<0x41>": 2, "h": 3}, []))
-    made.decoder = decoders.Sequence(decoder)
-    made.save(str(tmp_path / "tokenizer.json"))
-    used = Tokenizer(tmp_path / "tokenizer.json")
-    for ids in ([0, 1, 2], [1, 3, 2, 2], [2, 0, 3]):
-        assert used.decode(ids) == made.decode(ids)
-
-
 def test_a_window_stays_short_whatever_comes() -> None:
     """A decoder that asks for ever more context would take quadratic time."""
     seen = list[int]()
@@ -171,6 +139,10 @@ def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
         assert chunks(tokenizer, [special, special]) == ["", "", ""]
 
 
+letters = st.text("abc", max_size=14)
+stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
+
+
 def test_special_tokens_are_no_text_however_the_tokenizer_writes_them(tmp_path: Path) -> None:
     """The library shows one whose name is written otherwise in a normalized text."""
     made = hub(Tokenizer(words(tmp_path, "##")))
@@ -181,10 +153,6 @@ def test_special_tokens_are_no_text_however_the_tokenizer_writes_them(tmp_path: 
     ids = used.encode("hel[SEP]lo")
     assert len(used.special.intersection(ids)) == 1
     assert used.decode(ids) == "".join(chunks(used, [[i] for i in ids])) == "hel lo"
-
-
-letters = st.text("abc", max_size=14)
-stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
 
 
 def feed(stops: tuple[str, ...], pieces: list[str]) -> tuple[list[str], str | None]:

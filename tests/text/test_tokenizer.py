@@ -23,7 +23,6 @@ from tokenizers import Tokenizer as HubTokenizer
 from specrt.errors import BundleError, CheckpointError, RequestError
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.tokenizer import Tokenizer
-from support.chat_templates import KNOWN
 from support.toy import BOS, EOS, SPECIAL, byte_level, sentencepiece
 from text.support import held, hub
 
@@ -113,17 +112,6 @@ def test_a_tokenizers_own_special_tokens_are_added_once(tmp_path: Path) -> None:
         assert used.encode(text, parse_special=False) == used.encode(text) == ids
 
 
-def test_a_prompt_without_control_tokens_in_messages_is_encoded_as_ever(
-    spelled: list[Tokenizer],
-) -> None:
-    """What a content could be part of is not a control token as long as it is not."""
-    for used in spelled:
-        for content in ("he", "tool", "s", "> o", "a <", " o  e "):
-            for template in (CHAT, TRIM):
-                prompt = template.render([{"role": "tool", "content": content}])
-                assert used.encode(prompt) == used.encode(str(prompt), special=False)
-
-
 def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> None:
     """Some tokenizers find them in lower case, and take the blanks next to them in."""
     made = HubTokenizer(models.BPE({c: i for i, c in enumerate("</s>e \n")}, []))
@@ -158,31 +146,6 @@ def test_control_tokens_of_the_vocabulary_are_known_however_they_are_written(
     template = ChatTemplate("{{ messages[0].content }}</s>", {})
     prompt = template.render([{"role": "user", "content": "<\x01/s>?"}])
     assert used.encode(prompt) == [*spelled, 0, 1]
-
-
-def test_control_tokens_beside_what_a_normalizer_parts_are_text(tmp_path: Path) -> None:
-    """The library counts a character before one as its own."""
-    made = HubTokenizer(
-        models.WordPiece({c: i for i, c in enumerate("?</s>\u672c")}, unk_token="?")
-    )
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.add_special_tokens([AddedToken(EOS, special=True, normalized=True, lstrip=True)])
-    made.save(str(tmp_path / "tokenizer.json"))
-    used = Tokenizer(tmp_path / "tokenizer.json")
-    template = ChatTemplate("s {{ messages[0].content }}s", {})
-    ids = used.encode(template.render([{"role": "user", "content": "\u672c</s>"}]))
-    assert ids == [3, 5, 1, 2, 3, 4, 3]
-
-
-def test_blank_control_tokens_in_contents_are_text(tmp_path: Path) -> None:
-    made = HubTokenizer(models.BPE({c: i for i, c in enumerate("e\n")}, []))
-    made.add_special_tokens(["\n\n"])
-    made.save(str(tmp_path / "tokenizer.json"))
-    used = Tokenizer(tmp_path / "tokenizer.json")
-    template = ChatTemplate("{{ messages[0].content }}e{{ '\\n\\n' }}", {})
-    prompt = template.render([{"role": "user", "content": "e\n\ne"}])
-    assert used.encode(prompt) == [0, 1, 1, 0, 0, 2]
 
 
 def test_a_template_may_read_control_tokens_in_contents(tokenizer: Tokenizer) -> None:
@@ -292,42 +255,6 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Hu
         reference.encode_special_tokens = True
         made.append((Tokenizer(path), reference))
     return made
-
-
-@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
-def test_reasoning_in_an_earlier_answer_is_read_by_the_template(name: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    added = HubTokenizer.from_file(str(byte_level(tmp_path)))
-    names = [
-        "<think>",
-        "</think>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<tool_response>",
-        "<\uff5cUser\uff5c>",
-    ]
-    added.add_tokens([AddedToken(n, normalized=False) for n in names])
-    added.save(str(tmp_path / "tokenizer.json"))
-    template, used = ChatTemplate(KNOWN[name], {}), Tokenizer(tmp_path / "tokenizer.json")
-    library = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=added, chat_template=KNOWN[name]
-    )
-    for answer in ("<think>\nwhy\n</think>\n\nso", "so", "<think>a</think>b<think>c</think> d"):
-        for asked in ("hi", "<tool_response>42</tool_response>"):
-            talk = [
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": answer},
-                {"role": "user", "content": asked},
-            ]
-            prompt = template.render(talk)
-            assert prompt == library.apply_chat_template(
-                talk, tokenize=False, add_generation_prompt=True
-            )
-            ids = used.encode(prompt)
-            if asked == "hi":
-                assert ids == library.encode(prompt, add_special_tokens=False)
-            elif name == "qwen3":
-                assert hub(used).token_to_id("<tool_response>") not in ids
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "special_tokens_map.json"])

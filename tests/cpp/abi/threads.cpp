@@ -70,24 +70,6 @@ CHECK_CASE(close_while_running) {
   THAT(specrt::fake::alive().hosts == 0);
 }
 
-CHECK_CASE(storm_on_one_session) {
-  check::Opened opened;
-  std::atomic<int> odd{0};
-  together(4, [&](int thread) {
-    for (int i = 0; i < 200; ++i) {
-      if (thread == 3) {
-        opened.session.cancel();
-        std::this_thread::yield();
-        continue;
-      }
-      const char* const prompt = thread == 0 ? "count 3" : "count 50";
-      const specrt_status status = check::generate(opened.session, prompt);
-      if (status != SPECRT_OK && status != SPECRT_BUSY && status != SPECRT_CANCELLED) ++odd;
-    }
-  });
-  THAT(odd == 0);
-}
-
 // Streams that are over go out of scope on threads of their own while their session goes on.
 CHECK_CASE(streams_that_are_over) {
   check::Opened opened;
@@ -187,33 +169,6 @@ CHECK_CASE(storm_of_handles) {
     }
   });
   THAT(odd == 0);
-}
-
-CHECK_CASE(storm_of_closing) {
-  check::Opened opened;
-  std::atomic<int> closed{0}, odd{0};
-  for (int i = 0; i < 50; ++i) {
-    const specrt::Session session = opened.generator.session();
-    together(3, [&](int thread) {
-      if (thread == 0) {
-        if (check::generate(session, "forever") != SPECRT_CLOSED) ++odd;
-      } else if (specrt_session_close(session.get()) == SPECRT_OK) {
-        ++closed;
-      }
-    });
-  }
-  THAT(odd == 0 && closed == 50);
-}
-
-CHECK_CASE(params_while_used) {
-  check::Opened opened;
-  specrt::Params params;
-  together(2, [&](int thread) {
-    for (int i = 0; i < 100; ++i) {
-      if (thread == 0) params.stop("abc");
-      if (thread == 1) check::generate(opened.session, "count 1", nullptr, &params);
-    }
-  });
 }
 
 CHECK_CASE(shutdown_with_calls) {

@@ -215,30 +215,6 @@ void ended() {
   }
 }
 
-// Leave while a bundle is open and a text half read: nothing is closed.
-void leave() {
-  static auto* const generator = new Generator(open());
-  static auto* const session = new Session(generator->session());
-  begin(*session, params_of(24));
-  print("left");
-}
-
-// A stream whose generation is over goes out of scope while the next one runs.
-void over() {
-  const Generator generator = open();
-  Session session = generator.session();
-  auto old = std::make_unique<specrt::Stream>(session.stream(kPrompt, params_of(kForever)));
-  old->next();
-  session.cancel();
-  specrt::Stream now = session.stream(kPrompt, params_of(24));
-  now.next();
-  old.reset();
-  while (now.next() != nullptr) {
-  }
-  print(session.stats().finish_reason);
-  print(json(session.ids()));
-}
-
 // The application rounds upwards and has traps on floating-point errors; its callbacks find that.
 void floating() {
   std::fesetround(FE_UPWARD);
@@ -314,26 +290,6 @@ void asked() {
                                 {"logprobs", ranks(session.logprobs())},
                                 {"prompt_logprobs", ranks(session.prompt_logprobs())},
                                 {"completion", session.json()}}));
-  specrt::shutdown();
-}
-
-// A processor that is called in the turn of another session ends the stream it belongs to.
-void ending_processor() {
-  const Generator generator = open();
-  Session session = generator.session();
-  std::unique_ptr<specrt::Stream> stream;
-  std::atomic<int> calls{0};
-  Params params = params_of(40);
-  params.gamma(0).processor([&](specrt::Tokens, float*, std::size_t) {
-    if (++calls == 2) stream.reset();
-  });
-  stream = std::make_unique<specrt::Stream>(session.stream(kPrompt, params));
-  stream->next();
-  generator.session().generate(kPrompt, params_of(40));
-  stream.reset();
-  print(json(calls.load()));
-  session.generate(kPrompt, params_of(4));
-  print(json(session.ids()));
   specrt::shutdown();
 }
 
@@ -463,12 +419,18 @@ void memory() {
   specrt::shutdown();
 }
 
-const std::map<std::string, void (*)()> kCases = {
-    {"replay", replay}, {"together", together},     {"ended", ended},
-    {"leave", leave},   {"processors", processors}, {"closing_processor", closing_processor},
-    {"over", over},     {"floating", floating},     {"returning", returning},
-    {"forked", forked}, {"opening", opening},       {"locale", locale},
-    {"memory", memory}, {"asked", asked},           {"ending_processor", ending_processor}};
+const std::map<std::string, void (*)()> kCases = {{"replay", replay},
+                                                  {"together", together},
+                                                  {"ended", ended},
+                                                  {"processors", processors},
+                                                  {"closing_processor", closing_processor},
+                                                  {"floating", floating},
+                                                  {"returning", returning},
+                                                  {"forked", forked},
+                                                  {"opening", opening},
+                                                  {"locale", locale},
+                                                  {"memory", memory},
+                                                  {"asked", asked}};
 
 }  // namespace
 

@@ -189,9 +189,7 @@ std::string encoded(const Json& call) {
                                     std::numeric_limits<int>::max());
   std::vector<std::vector<Token>> ids;
   for (const auto& text : get<std::vector<std::string>>(call, "texts"))
-    ids.push_back(call.find("middle") != nullptr
-                      ? tokenizer.encode_middle(text)
-                      : tokenizer.encode(text, true, get<bool>(call, "parse_special")));
+    ids.push_back(tokenizer.encode(text, true, get<bool>(call, "parse_special")));
   return json(ids);
 }
 
@@ -212,22 +210,6 @@ std::string detokenized(const Json& call) {
   return json(texts);
 }
 
-// The same by a decoder that looks at its neighbours: names with a space between them.
-std::string windowed(const Json& call) {
-  const auto decode = [](const std::vector<Token>& ids) {
-    std::string text;
-    for (const Token id : ids) text += (text.empty() ? "" : " ") + std::to_string(id);
-    return text;
-  };
-  native::WindowDetokenizer detokenizer(decode, get<std::vector<Token>>(call, "prompt"),
-                                        [](Token token) { return token < 1000; });
-  std::vector<std::string> texts;
-  for (const auto& piece : get<std::vector<std::vector<Token>>>(call, "pieces"))
-    texts.push_back(detokenizer.push(piece.data(), piece.size()));
-  texts.push_back(detokenizer.finish());
-  return json(texts);
-}
-
 std::string external(const Json& call) {
   try {
     const auto found = native::external_data(from_hex(get<std::string>(call, "hex")));
@@ -239,7 +221,6 @@ std::string external(const Json& call) {
 
 const Registered kBundle({{"parse", parse},
                           {"detokenized", detokenized},
-                          {"windowed", windowed},
                           {"external", external},
                           {"hashed", hashed},
                           {"opened", opened},
