@@ -5,7 +5,7 @@ that are here."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from lower.lowering import MAX_LENGTH, Case, Lowering, lowered
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Feed
-from specrt_export.check.quality import EngineScorer, measure
-from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu, exact_copy
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
     WEIGHTS,
@@ -32,7 +31,6 @@ from specrt_export.lower.lazy_tensor import (
 )
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
-from support.kernels import without_kernels
 
 
 @pytest.fixture
@@ -137,35 +135,3 @@ def test_what_was_in_the_buffers_before_never_shows(
         engine.copy_row(1, 0, 33)
         (found,) = engine.forward_rows([Feed(0, text[33:], 33, 17)])
         assert np.array_equal(found.logits, clean[2])
-
-
-@pytest.mark.parametrize(
-    ("has_kernels", "attribute", "fast_level"),
-    [(True, "exact", 0), (False, "accuracy_level", 4)],
-    ids=["own", "contrib"],
-)
-def test_the_check_computes_in_fp32_and_leaves_no_file(
-    source: tuple[Path, Path], tmp_path: Path, has_kernels: bool, attribute: str, fast_level: int
-) -> None:
-    with nullcontext() if has_kernels else without_kernels():
-        int8 = lowered(*source, tmp_path, Lowering("ort-cpu", "int8"))
-    path = int8.lowered.folder / ENGINE
-
-    def levels(engine: Path) -> set[int]:
-        nodes = onnx.load(engine, load_external_data=False).graph.node
-        return {a.i for n in nodes for a in n.attribute if a.name == attribute}
-
-    assert levels(path) == {fast_level}
-    tokens = np.random.default_rng(0).integers(0, 8192, 64)
-    with (
-        exact_copy(path) as copy,
-        opened(path, int8.lowered.geometry) as fast,
-        opened(copy, int8.lowered.geometry) as exact,
-    ):
-        assert levels(copy) == {1}
-        # Activations as int8: near, and not the same.
-        assert 1e-7 < measure(EngineScorer(exact), EngineScorer(fast), [tokens]).kl < 1e-2
-    assert not copy.exists()
-    with pytest.raises(KeyboardInterrupt), exact_copy(path) as copy:
-        raise KeyboardInterrupt
-    assert not copy.exists()

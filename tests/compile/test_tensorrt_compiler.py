@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compile.plans import CANDIDATES, GAMMAS, Planned, make
-from lower.lowering import MAX_LENGTH, OLD
+from lower.lowering import MAX_LENGTH
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
@@ -125,26 +125,6 @@ def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
     # Whatever layouts the profiles want; the constants of TensorRT's own take the rest.
     if name == "target":
         assert record.weight_bytes < 1.02 * made.graph.with_name(WEIGHTS).stat().st_size
-
-
-@pytest.mark.parametrize("case", ["draft-int8", pytest.param("draft-int4", marks=NIGHTLY)])
-def test_older_versions_get_new_buffers(
-    plans: Plans, source: Source, library: Library, case: str
-) -> None:
-    """In simpler operators: each cache is read once, as an input, by what writes it anew."""
-    made = plans(*case.split("-"), version=OLD)
-    with parsed(library, made.graph) as network:
-        assert not layers(network, "KV_CACHE_UPDATE") + layers(network, "ATTENTION_INPUT")
-        written = {
-            layer.get_input(0).name: layer.get_output(0).name
-            for layer in layers(network, "SCATTER")
-        }
-        assert all(layer.get_input(0).is_network_input for layer in layers(network, "SCATTER"))
-    geometry = geometry_of(read_graph(source("draft")[0]))
-    assert written == {name: f"present_{name}" for name in caches(geometry)}
-    assert made.record.form == "decomposed"
-    assert [one.attention for one in made.record.compiled] == ["none"] * 3
-    assert [one.dequantising for one in made.record.compiled] == [0] * 3
 
 
 def test_what_tensorrt_would_not_take_is_not_compiled(

@@ -6,21 +6,18 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 import specrt
 from encoder_decoder.recipes import MAX_SOURCE, QUALITY, end_of, save_texts, write_recipe
 from specrt.bundle import Bundle
-from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.encoder_decoder_engine import EncoderDecoderEngine
@@ -33,8 +30,7 @@ from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.plan.calibration_text import read_source_pairs
 from specrt_export.plan.speech_pairs import read_speech_pairs
-from specrt_export.recipe.recipe import read_recipe
-from support.builds import build, is_fresh
+from support.builds import build
 
 pytestmark = pytest.mark.export
 
@@ -242,28 +238,6 @@ def test_quantized_pairs_are_measured_on_sources(names: tuple[str, ...], built: 
         for source in sources_of(bundle, 3) if "whisper" not in names else ():
             plain = generator.generate(source.tolist(), params, gamma=0).token_ids
             assert generator.generate(source.tolist(), params, gamma=3).token_ids == plain
-
-
-def test_a_limit_names_the_parts_that_hurt_most(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "t5", ["t5"], "int4", QUALITY, "max_kl = 0.0001")
-    with pytest.raises(BuildError, match=r"max_kl 0\.0001.*Quantized alone.*(layer|embedding)"):
-        build(recipe, tmp_path / "bundle")
-    assert not (tmp_path / "bundle").exists()
-
-
-def test_a_bundle_is_shown_and_fresh_until_its_recipe_changes(built: Built) -> None:
-    bundle = built("t5", "t5")
-    shown = " ".join(CliRunner().invoke(inspect, [str(bundle)]).output.split())
-    assert f"text2text-generation source up to {MAX_SOURCE} tokens starts with token 0" in shown
-    assert "reads the target's encoder" in shown
-    recipe = read_recipe(bundle.parent / "recipe.toml")
-    assert is_fresh(recipe, bundle)
-    engine = replace(recipe.engine, max_source=MAX_SOURCE - 1)
-    assert not is_fresh(replace(recipe, engine=engine), bundle)
-    manifest = Bundle.open(bundle).manifest
-    assert manifest.eos_token_ids == (end_of("t5"),)
-    cross = [model.cross_bytes(3) for model in manifest.models]
-    assert cross == [2 * 3 * 3 * 4 * MAX_SOURCE * 12 * 4] * 2
 
 
 REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...], str]] = [

@@ -86,20 +86,6 @@ def test_passes_of_several_kv_lengths_give_the_same_text(site: Site, ran: list[i
     assert {3, 8} <= set(ran)
 
 
-def test_nothing_is_left_of_many_openings(site: Site) -> None:
-    folder = site.bundle(*table_pair())
-    for order in (1, -1):
-        generator = specrt.load(folder)
-        generator.generate(PROMPT, PARAMS, gamma=2)
-        engines: list[Any] = [generator.models.target, generator.models.draft]
-        for engine, closed in zip(engines[::order], (0, 1), strict=True):
-            engine.close()
-            engine.close()
-            assert site.devices[-1].closed == closed
-        generator.close()
-        site.hold_closed()
-
-
 @pytest.mark.parametrize(
     ("call", "number", "gamma"),
     [

@@ -17,7 +17,6 @@ from specrt_export.quantize.bit_allocation import (
     BitSearch,
     BitTrial,
     Part,
-    cut_pieces,
     parts_of,
     sensitivities,
 )
@@ -72,15 +71,6 @@ def test_a_part_is_measured_as_if_it_were_the_only_one_in_int4(
     monkeypatch.setattr(bit_allocation, "_BRANCH_BYTES", 1 << 30)
     together = sensitivities(model, draft[1], parts, codes, other, tmp_path / "new", silent)
     assert apart == pytest.approx(together, rel=1e-6)
-
-
-def test_pieces_to_measure_on_are_few_and_of_one_length(draft: tuple[Path, Path]) -> None:
-    model = read_graph(draft[0])
-    long = [np.full(512, at) for at in range(9)]
-    cut = cut_pieces(model, long)
-    assert cut.size == bit_allocation.TOKENS
-    assert {0, 8} <= set(cut[:, 0]), "from the text's beginning to its end"
-    assert cut_pieces(model, [np.arange(40), np.arange(30)]).shape == (2, 30)
 
 
 def whole(kls: list[float], raised: frozenset[int], scale: float, rest: float) -> float:

@@ -54,6 +54,17 @@ def test_fused_rounds_are_plain_decoding(
         assert bool(round_.source) is bool(round_.drafted)
 
 
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_draft_without_a_number_is_cut_where_it_begins(place: int) -> None:
+    """The second round drafts 4; the draft has no number to choose the one at `place`."""
+    target = TableEngine(2, max_length=LENGTH)
+    tokens = [*PROMPT, *plain(target, PROMPT, 6)]
+    pair = Pair(target, near(target, 3, 1.0), {len(tokens) + place})
+    found, rounds = pair.run(pair.drafter(FixedGamma(4)), PROMPT, 40)
+    assert found == plain(target, PROMPT, 40)
+    assert [(r.drafted, r.accepted) for r in rounds[1:3]] == [(4, 4), (place, place)]
+
+
 @pytest.mark.parametrize("vocabulary", [20, 40])
 def test_vocabularies_of_other_sizes(vocabulary: int) -> None:
     target = TableEngine(8, max_length=LENGTH, memory=1)

@@ -108,9 +108,11 @@ def test_the_text_that_was_of_no_use_for_longest_goes_first() -> None:
     assert 1 < len(memory) < 40
     assert memory.recall("", texts[1][:100]) is None
     assert memory.recall("", texts[-1][:100]) is not None
+    assert 0 < sum(memory.recall("", one[:100]) is not None for one in texts) <= len(memory)
     memory.add("", text(50, 50_000))
     assert memory.bytes <= most
     memory.forget()
+    memory.use(number)  # of a text that is gone
     assert (len(memory), memory.bytes) == (0, 0)
     with pytest.raises(RequestError, match="text_memory_bytes is -1"):
         TextMemory(-1)

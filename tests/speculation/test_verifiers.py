@@ -22,11 +22,12 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import (
     Proposal,
     Verdict,
+    run_alone,
     run_rounds,
     speculate,
 )
-from specrt.speculation.target import VERIFIERS, EngineTarget, rejection
-from speculation.support import Whim, drafter_named, loop
+from specrt.speculation.target import VERIFIERS, EngineTarget, Verifier, rejection
+from speculation.support import PROMPT, Whim, drafter_named, loop
 from support.toy import TableEngine, near
 
 Floats = NDArray[np.float64]
@@ -518,6 +519,22 @@ WRONG: dict[str, tuple[Any, str]] = {
         draws_the_correction_from_the_target, "ngram",
     ),
 }  # fmt: skip
+
+
+def test_a_rule_that_reads_ahead_accepts_nothing_before_a_row_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reads_ahead(proposal: Proposal, law: Target, noise: Noise, position: int) -> Verdict:
+        first, *_ = [law(i) for i in range(len(proposal.tokens) + 1)]
+        return Verdict(0, first.draw(noise, Purpose.TOKEN, position))
+
+    monkeypatch.setitem(VERIFIERS, "reads ahead", Verifier(reads_ahead))
+    engine = TableEngine(3)
+    engine.no_numbers_from = len(PROMPT) + 2
+    params = SamplingParams(verifier="reads ahead", temperature=1.0, seed=1)
+    target = EngineTarget(KVCache(engine), params, Noise(0))
+    with pytest.raises(EngineError):
+        run_alone(target.verify(PROMPT, Proposal([1, 2])))
 
 
 @pytest.mark.parametrize("name", WRONG)
