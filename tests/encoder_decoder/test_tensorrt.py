@@ -70,7 +70,7 @@ def answers(generator: Generator, sources: Sequence[Any]) -> list[list[int]]:
     """Return texts, one after the other and on all rows, with and without speculation."""
     found = []
     for settings in ({"no_repeat_ngram_size": 2}, {"temperature": 0.8, "seed": 3}):
-        params = SamplingParams(max_tokens=16, ignore_eos=True, **settings)
+        params = SamplingParams(max_tokens=24, ignore_eos=True, **settings)
         for gamma in (0, 3):
             found += [generator.generate(s, params, gamma=gamma).token_ids for s in sources]
         many = generator.generate_many(sources, params, gamma=1)
