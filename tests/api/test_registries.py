@@ -11,11 +11,9 @@ import pytest
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import Row, SamplingParams
-from specrt.sampling.noise import Purpose
 from specrt.sampling.processors import PROCESSORS, ProcessorContext
 from specrt.speculation.drafters import DRAFTERS, DrafterSpec, NoDrafter
-from specrt.speculation.round import NOTHING, Passes, Proposal, Verdict
-from specrt.speculation.target import VERIFIERS, Verifier
+from specrt.speculation.round import NOTHING, Passes, Proposal
 from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator, near
 
@@ -46,17 +44,6 @@ def test_a_drafter(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.token_ids == toy.generate(PROMPT, SAMPLED, gamma=0).token_ids
     assert set(done.speculation.sources) == {"echo"}
     assert done.speculation.drafted > 0
-
-
-def test_a_verifier(toy: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = replace(SAMPLED, verifier="suspicious")
-    with pytest.raises(RequestError, match=r"verifier is 'suspicious'.*match"):
-        toy.generate(PROMPT, params)
-    own = Verifier(lambda _, row, noise, at: Verdict(0, row(0).draw(noise, Purpose.TOKEN, at)))
-    monkeypatch.setitem(VERIFIERS, "suspicious", own)
-    done = toy.generate(PROMPT, params, gamma=3)
-    assert done.token_ids == toy.generate(PROMPT, SAMPLED, gamma=0).token_ids
-    assert (done.speculation.accepted, done.speculation.drafted > 0) == (0, True)
 
 
 class OddOnly:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import threading
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
+from serve.support import running
 from specrt.remote.frames import PATH
 from specrt.serve.verify_sessions import VerifyEndpoint
 
@@ -39,26 +38,16 @@ def served(sessions: VerifyEndpoint) -> Iterator[int]:
     """Serve sessions on a port of the loopback."""
     application = FastAPI()
     application.add_api_websocket_route(PATH, sessions.endpoint)
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    sock.listen()
-    config = uvicorn.Config(
+    usual = sys.getswitchinterval()
+    with running(
         application, log_level="error", lifespan="off", timeout_graceful_shutdown=1,
         ws_max_size=1 << 20, ws_per_message_deflate=False, ws="websockets-sansio",
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="test server")
-    thread.start()
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # device and server are threads of one process
-    try:
-        yield sock.getsockname()[1]
-    finally:
-        sys.setswitchinterval(usual)
-        server.should_exit = True
-        thread.join(10)
-        sock.close()
-        assert not thread.is_alive()
+    ) as port:  # fmt: skip
+        sys.setswitchinterval(1e-4)  # device and server are threads of one process
+        try:
+            yield port
+        finally:
+            sys.setswitchinterval(usual)
 
 
 class Proxy:

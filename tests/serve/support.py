@@ -112,18 +112,25 @@ def serving(generator: Generator, name: str = "toy", **options: Any) -> Iterator
 @contextmanager
 def listening(made: FastAPI) -> Iterator[Live]:
     """Serve an application."""
-    config = uvicorn.Config(made, port=0, log_level="warning")
-    server = uvicorn.Server(config)
+    with running(made, log_level="warning") as port:
+        live = Live(f"http://127.0.0.1:{port}", made.state.service)
+        try:
+            yield live
+        finally:
+            live.http.close()
+
+
+@contextmanager
+def running(made: FastAPI, **options: Any) -> Iterator[int]:
+    """Serve an application in a thread, and give its port."""
+    server = uvicorn.Server(uvicorn.Config(made, port=0, **options))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive(), "the server did not start"
-    port = server.servers[0].sockets[0].getsockname()[1]
-    live = Live(f"http://127.0.0.1:{port}", made.state.service)
     try:
-        yield live
+        yield server.servers[0].sockets[0].getsockname()[1]
     finally:
-        live.http.close()
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the server did not end"

@@ -130,24 +130,6 @@ def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> No
         assert used.decode(ids) == f"e {content.lower()}".rstrip() + "e"
 
 
-def test_control_tokens_of_the_vocabulary_are_known_however_they_are_written(
-    tmp_path: Path,
-) -> None:
-    """Those of Unigram models are words of theirs, once the normalizer has dropped characters."""
-    names = ["<unk>", EOS, *"<>/se", "▁"]
-    made = HubTokenizer(models.Unigram([(name, -2.0) for name in names], 0))
-    made.normalizer = normalizers.Replace(Regex("\x01"), "")
-    made.add_special_tokens(["<unk>", EOS])
-    made.save(str(tmp_path / "tokenizer.json"))
-    used = Tokenizer(tmp_path / "tokenizer.json")
-    plain = [names.index(mark) for mark in "<>/se"]
-    spelled = [plain[0], plain[2], plain[3], plain[1]]
-    assert used.encode("e<\x01/s>?", parse_special=False) == [plain[4], *spelled, 0]
-    template = ChatTemplate("{{ messages[0].content }}</s>", {})
-    prompt = template.render([{"role": "user", "content": "<\x01/s>?"}])
-    assert used.encode(prompt) == [*spelled, 0, 1]
-
-
 def test_a_template_may_read_control_tokens_in_contents(tokenizer: Tokenizer) -> None:
     """What it writes itself is its own, as where it takes reasoning from an earlier answer."""
     (end,) = tokenizer.encode(EOS)
