@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -59,6 +60,11 @@ def ring_lengths(geometry: Geometry, max_length: int, max_width: int) -> dict[st
     return lengths
 
 
+def least_position(written: Sequence[int], back: int, row: int) -> int:
+    """Return the least position that a row can go on from; see `EngineTraits.rewind`."""
+    return max(0, written[row] - back) if back else 0
+
+
 def going_back(geometry: Geometry, max_length: int, max_width: int) -> int:
     """Return how many positions before its end a row may go on from; 0 where it is all of them."""
     lengths = ring_lengths(geometry, max_length, max_width)
@@ -110,9 +116,11 @@ class OrtEngine:
         self._numbers = np.arange(max(tokens, max_length))
         self.features, self._passed, self._hidden = head_memory(session, batch, max_length, tokens)
         scored = widths(session.get_outputs())["logits"]
-        self.traits = EngineTraits(scored=scored, features=self.features, rewind=self._rewind)
         self._written = [0] * batch
         """Of each row, the end of what was written since its text began."""
+        # Not by a method: an engine that referred to itself would keep its memory for a while.
+        rewind = partial(least_position, self._written, self._back)
+        self.traits = EngineTraits(scored=scored, features=self.features, rewind=rewind)
         self._scores: dict[str, NDArray[Any]] = {}
         self._values: dict[tuple[str, int], Any] = {}
         """What passes of other sizes were bound to, by name and size: the library's values, which
@@ -143,17 +151,13 @@ class OrtEngine:
                     f"{shape}; they do not belong together: build the bundle again"
                 )
 
-    def _rewind(self, row: int) -> int:
-        """See `EngineTraits.rewind`."""
-        return max(0, self._written[row] - self._back) if self._back else 0
-
     def _note(self, feeds: Sequence[Feed]) -> None:
         """Note how far rows are about to be written, where they do not hold it all.
 
         Raises: EngineError for a row that would go back to what its rings have lost.
         """
         for feed in feeds:
-            least, end = self._rewind(feed.row), feed.start + len(feed.tokens)
+            least, end = self.traits.rewind(feed.row), feed.start + len(feed.tokens)
             if 0 < feed.start < least:
                 raise EngineError(
                     f"row {feed.row} was to go on from position {feed.start}; its layers remember "
