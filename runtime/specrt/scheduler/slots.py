@@ -69,7 +69,16 @@ class Slot:
         """
         if self.forgotten or not self.holds_source(request):
             return 0
-        return request.source_positions + min(self.caches[0].length, self.common(request))
+        return request.source_positions + self._kept(0, self.common(request))
+
+    def _kept(self, model: int, most: int) -> int:
+        """Return from which position on, up to `most`, a model can go on with the text here.
+
+        It is 0 where its layers have forgotten what came before.
+        """
+        cache = self.caches[model]
+        length = min(cache.length, most)
+        return length if length >= cache.engine.traits.rewind(self.index) else 0
 
     def soon(self, request: Request) -> int:
         """Return how many first tokens of a request its own one will have read soon."""
@@ -92,7 +101,7 @@ class Slot:
         """
         holds = holder.holds_source(request)
         most = min(holder.common(request), len(request.tokens) - 1) if holds else 0
-        lengths = [min(cache.length, most) for cache in holder.caches]
+        lengths = [holder._kept(model, most) for model in range(len(holder.caches))]
         if holder is not self:
             self.invalidate()  # even if the copy fails
             for cache, length in zip(self.caches, lengths, strict=True):

@@ -121,6 +121,9 @@ class PassTimer:
 
     def _run(self, drafter: Drafter, rounds: int) -> list[Timed]:
         models, log = self._models, list[Round]()
+        for engine in self._engines():
+            if engine.traits.rewind(0) > self._context:  # a text that begins anew may go anywhere
+                OffsetEngine(engine, 0).forward(((0,),), 0, 1)
         target = EngineTarget(
             KVCache(OffsetEngine(models.target, self._context)), _GREEDY, Noise(0)
         )

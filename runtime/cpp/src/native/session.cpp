@@ -52,10 +52,8 @@ std::size_t Session::take(const std::vector<Token>& prompt, bool fresh) {
   const auto common = static_cast<std::size_t>(parted.first - held_.begin());
   const std::size_t most =
       fresh || !shared_->prompt_cache ? 0 : std::min(common, prompt.size() - 1);
-  target_.length = std::min(target_.length, most);
-  if (draft_) {
-    draft_->length = std::min(draft_->length, most);
-  }
+  target_.keep(most);
+  if (draft_) draft_->keep(most);
   return target_.length;
 }
 

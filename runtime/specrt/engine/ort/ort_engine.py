@@ -287,7 +287,6 @@ class OrtEngine:
         if source == to:
             return
         for name, cache in self._caches.items():
-            # Of a ring all that is there: where its last position lies, only the row knows.
             count = -(-length // TILE) if name.startswith("key") else length
             cache[to, :, :count] = cache[source, :, :count]
         self._written[to] = self._written[source]

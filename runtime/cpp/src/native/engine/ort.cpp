@@ -140,6 +140,7 @@ class OrtEngine : public Engine {
   Output forward(const Token* tokens, std::size_t width, std::size_t start,
                  std::size_t rows) override {
     check(width, start, rows);
+    note(width, start);
     const std::size_t scored = rows == 0 ? width : rows;
     Binding& binding = bound(width, scored);
     std::copy(tokens, tokens + width, tokens_.as<Token>());
@@ -163,6 +164,9 @@ class OrtEngine : public Engine {
     return settings_.head || width_ == 0 ? nullptr : features_.as<float>();
   }
   float* hidden() override { return settings_.head ? passed_.as<float>() : nullptr; }
+  std::size_t rewind() const override {
+    return back_ > 0 && written_ > back_ ? written_ - back_ : 0;
+  }
   const Geometry& geometry() const override { return settings_.geometry; }
   std::size_t max_length() const override { return settings_.max_length; }
   std::size_t max_width() const override { return settings_.max_width; }
@@ -175,13 +179,17 @@ class OrtEngine : public Engine {
   };
 
   void allocate();
+  std::size_t ring(const MemoryBuffer& buffer) const;
   void check_ports() const;
   void check(std::size_t width, std::size_t start, std::size_t rows) const;
+  void note(std::size_t width, std::size_t start);
   Binding& bound(std::size_t width, std::size_t scored);
 
   const std::shared_ptr<const SharedSession> session_;
   const OrtSettings settings_;
   std::vector<Cache> caches_;
+  std::size_t back_ = 0;     // positions before its end that a text may go on from; 0: all of them
+  std::size_t written_ = 0;  // the end of what was written since the text began
   Buffer tokens_;
   Buffer slots_;
   Buffer positions_;
@@ -202,8 +210,9 @@ void OrtEngine::allocate() {
   check_ports();
   const std::int64_t tile = size_of(kernels::kTile);
   const auto tiles = [&](std::int64_t count) { return (count + tile - 1) / tile; };
-  const std::int64_t groups = tiles(size_of(settings_.max_length));
   for (const MemoryBuffer& one : settings_.geometry.buffers()) {
+    const std::size_t positions = ring(one);
+    const std::int64_t groups = tiles(size_of(positions));
     const bool is_key = one.name.rfind("key.", 0) == 0;
     const Shape shape =
         is_key ? Shape{settings_.batch, one.heads, groups, one.width, tile}
@@ -215,7 +224,30 @@ void OrtEngine::allocate() {
                                        ", and the manifest says " + listed(shape) +
                                        "; they do not belong together: build the bundle again");
     caches_.push_back({one.name, shape, Buffer(items_of(shape), sizeof(float))});
+    if (positions >= settings_.max_length) continue;
+    const std::size_t kept = positions - static_cast<std::size_t>(one.seen) + 1;
+    back_ = back_ == 0 ? kept : std::min(back_, kept);
   }
+}
+
+// The positions of a buffer. What sees few of the latest ones keeps a ring of those and the widest
+// pass, where that is shorter: position p lies at p modulo so many. A head's hold all.
+std::size_t OrtEngine::ring(const MemoryBuffer& buffer) const {
+  const std::size_t all = settings_.max_length;
+  if (buffer.seen == 0 || settings_.head) return all;
+  const std::size_t tile = kernels::kTile;
+  const std::size_t least = static_cast<std::size_t>(buffer.seen) + settings_.max_width;
+  return std::min((least + tile - 1) / tile * tile, all);
+}
+
+void OrtEngine::note(std::size_t width, std::size_t start) {
+  if (back_ == 0) return;
+  if (start > 0 && start < rewind())
+    throw Failure(SPECRT_ENGINE, "the text was to go on from position " + std::to_string(start) +
+                                     "; its layers remember enough from position " +
+                                     std::to_string(rewind()) +
+                                     " on, or from 0 with the text read again");
+  written_ = start == 0 ? width : std::max(written_, start + width);
 }
 
 // Refuse a graph with a port for heads, or a width of one, that the manifest does not say.

@@ -85,6 +85,9 @@ class Engine {
   // Feed one token that a head drafted itself: it goes on from what its last pass left, and not
   // from the target's features. Throws Failure(SPECRT_ENGINE) where the engine is not a head.
   virtual Output forward_recursive(Token token, std::size_t start);
+  // The least position that it can go on from, but for 0, from which every text can: layers that
+  // see the latest positions only have forgotten what they no longer see.
+  virtual std::size_t rewind() const { return 0; }
   virtual const Geometry& geometry() const = 0;
   virtual std::size_t max_length() const = 0;
   virtual std::size_t max_width() const = 0;

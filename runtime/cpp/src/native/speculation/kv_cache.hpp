@@ -1,6 +1,7 @@
 // An engine, and how much of the text its KV buffers hold.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <exception>
@@ -30,6 +31,11 @@ class KVCache {
     return feed(tokens.data(), tokens.size(), rows);
   }
   void check_wanted() const;
+  // Go back to the first `most` tokens at least; to none where the layers have forgotten too much.
+  void keep(std::size_t most) {
+    length = std::min(length, most);
+    if (length < engine->rewind()) length = 0;
+  }
 
   Engine* engine;
   std::size_t length;

@@ -1,0 +1,137 @@
+"""Rows over every kind of memory have the bits of plain decoding, whatever was rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lower.lowering import Lowering, lowered
+from portable.zoo import Exported
+from specrt.engine.ort.kernels import missing_kernels
+from specrt.engine.protocol import Feed, PackedEngine
+from specrt.errors import EngineError
+
+pytestmark = [
+    pytest.mark.export,
+    pytest.mark.skipif(bool(missing_kernels()), reason="rings are of the CPU kernels"),
+]
+
+Zoo = Callable[[str], Exported]
+WIDEST, LENGTH, ROWS = 5, 96, 3
+CASES = [
+    ("gemma3", "fp32"), ("gemma4", "int8"), ("lfm2", "int4"),
+    *(
+        pytest.param(name, precision, marks=pytest.mark.nightly)
+        for name in ("gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3")
+        for precision in ("fp32", "int8", "int4")
+    ),
+]  # fmt: skip
+
+
+@contextmanager
+def opened(one: Exported, folder: Path, precision: str) -> Iterator[PackedEngine]:
+    """Build an engine whose passes are narrow, so that its rings are short, and open it."""
+    how = Lowering("ort-cpu", precision, batch=ROWS)
+    sizes: dict[str, Any] = {"max_length": LENGTH, "gammas": (WIDEST - 1,), "prefill": WIDEST}
+    case = lowered(*one.source, folder, how, **sizes)
+    with case.compiler.score(case.lowered, WIDEST) as engine:
+        assert isinstance(engine, PackedEngine)
+        yield engine
+
+
+class Rounds:
+    """Random rounds on the rows of an engine, of texts that share beginnings."""
+
+    def __init__(self, engine: PackedEngine, seed: int) -> None:
+        self.engine = engine
+        self.rng = np.random.default_rng(seed)
+        vocabulary = engine.geometry.vocab_size
+        first = self.rng.integers(0, vocabulary, LENGTH)
+        self.texts = [first]
+        for at in (7, 20, 41):
+            self.texts.append(
+                np.concatenate([first[:at], self.rng.integers(0, vocabulary, LENGTH - at)])
+            )
+        self.plain = [self._plain(text) for text in self.texts]
+        self.held = [(0, 0)] * ROWS
+        """Of each row the text, and how many of its tokens the row holds."""
+
+    def _plain(self, text: NDArray[np.int64]) -> NDArray[np.float32]:
+        rows = [self.engine.forward_rows([Feed(0, [int(t)], i, 1)])[0].logits[0, 0].copy()
+                for i, t in enumerate(text)]  # fmt: skip
+        return np.stack(rows)
+
+    def move(self, row: int) -> None:
+        """Let a row go back, begin another text, or hold what another row does."""
+        text, length = self.held[row]
+        kind = self.rng.random()
+        if kind < 0.1:
+            other = int(self.rng.integers(0, len(self.texts)))
+            same = np.flatnonzero(self.texts[other] != self.texts[text])
+            common = int(same[0]) if len(same) else LENGTH
+            self.held[row] = other, self._kept(row, min(length, common))
+        elif kind < 0.2:
+            source = int(self.rng.integers(0, ROWS))
+            kept = self._kept(source, self.held[source][1])
+            self.engine.copy_row(source, row, kept)
+            self.held[row] = self.held[source][0], kept
+        elif kind < 0.3:
+            self.held[row] = text, self._kept(row, int(self.rng.integers(0, length + 1)))
+
+    def _kept(self, row: int, length: int) -> int:
+        return length if length >= self.engine.traits.rewind(row) else 0
+
+    def round(self) -> None:
+        """Verify drafts of some rows in one pass; hold what was accepted to plain decoding."""
+        rows = [row for row in range(ROWS) if self.rng.random() < 0.7] or [0]
+        feeds, right = [], []
+        for row in rows:
+            self.move(row)
+            text, length = self.held[row]
+            if length >= LENGTH:
+                length = 0
+                self.held[row] = text, length
+            width = int(min(self.rng.integers(1, WIDEST + 1), LENGTH - length))
+            tokens = self.texts[text][length : length + width].copy()
+            good = int(self.rng.integers(1, width + 1))  # the others were drafted wrongly
+            tokens[good:] = self.rng.integers(0, self.engine.geometry.vocab_size, width - good)
+            feeds.append(Feed(row, tokens.tolist(), length, width))
+            right.append(good)
+        for feed, good, output in zip(feeds, right, self.engine.forward_rows(feeds), strict=True):
+            text, length = self.held[feed.row]
+            expected = self.plain[text][length : length + good]
+            assert np.array_equal(output.logits[0, :good], expected), (feed, self.held)
+            self.held[feed.row] = text, length + good
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_rows_that_go_back_have_the_bits_of_plain_decoding(
+    exported: Zoo, tmp_path: Path, name: str, precision: str
+) -> None:
+    with opened(exported(name), tmp_path, precision) as engine:
+        rounds = Rounds(engine, seed=0)
+        for _ in range(1000):
+            rounds.round()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2"])
+def test_a_row_does_not_go_back_to_what_its_layers_forgot(
+    exported: Zoo, tmp_path: Path, name: str
+) -> None:
+    with opened(exported(name), tmp_path, "fp32") as engine:
+        rounds = Rounds(engine, seed=0)
+        least = engine.traits.rewind(0)
+        assert 0 < least < LENGTH - WIDEST, "of a text that was read to its end"
+        token = [int(rounds.texts[-1][least])]
+        (found,) = engine.forward_rows([Feed(0, token, least, 1)])
+        assert np.array_equal(found.logits[0, 0], rounds.plain[-1][least])
+        with pytest.raises(EngineError, match=f"from position {least} on"):
+            engine.forward_rows([Feed(0, token, least - 1, 1)])
+        engine.forward_rows([Feed(0, token, 0, 1)])  # a text that begins anew may
+        assert engine.traits.rewind(0) == 0
