@@ -331,20 +331,6 @@ def test_a_backend_that_drafts_no_blocks_refuses_them_by_name(
 
 
 @forms("eagle3")
-def test_a_backend_that_runs_no_heads_is_told_with_those_that_do(
-    bundle: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(bundle, tmp_path / "bundle")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["draft"]["backend"] = "ort-cuda"
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        BundleError, match=r"ort-cuda does not run yet; build the pair for tensorrt or .*cpu"
-    ):
-        specrt.load(folder)
-
-
-@forms("eagle3")
 def test_a_bundle_whose_parts_do_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
     """A map of other entries, of fewer, and features that the manifest says otherwise."""
     for number, change in enumerate(("fewer", "falling", "width")):

@@ -40,7 +40,7 @@ from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
-from support.gpu_double import MADE, RTX, GraphMachine, kept_graphs
+from support.gpu_double import MADE, RTX, Code, DoubleDevice, GraphMachine, kept_graphs
 
 GAMMAS, PREFILL = (1, 2, 4), 12
 STAGES = "stages.txt"
@@ -325,6 +325,40 @@ def test_a_head_ends_with_its_target(gpu: GraphMachine, load: Callable[..., Gene
     target.forward([[1, 2]], 0)
     target.end(EngineError("a pass of the target"))
     generator.close()
+
+
+def test_a_failed_copy_of_features_ends_the_target(
+    gpu: GraphMachine, load: Callable[..., Generator]
+) -> None:
+    with load() as generator:
+        target, head = engines(generator)
+        target.forward([[1, 2]], 0)
+        gpu.cuda.fail("cudaMemcpyAsync")  # what is fed and fetched is in the captured graph
+        with pytest.raises(EngineError, match="cannot copy on the device"):
+            target.forward([[1, 2]], 0)
+        gpu.cuda.fails = {}
+        with pytest.raises(EngineError, match="what the KV buffers hold is not known"):
+            target.forward([[1, 2]], 0)
+        with pytest.raises(EngineError, match="what the KV buffers hold is not known"):
+            head.forward([[1]], 2)
+
+
+@pytest.mark.parametrize("purpose", ["features", "states of a head"])
+def test_too_little_memory_is_told_by_purpose(
+    gpu: GraphMachine, load: Callable[..., Generator], purpose: str
+) -> None:
+    allocate = DoubleDevice.allocate
+
+    def short(self: DoubleDevice, size: int, name: str) -> int:
+        if name == purpose:
+            gpu.cuda.fail("cudaMalloc", code=Code.cudaErrorMemoryAllocation)
+        return allocate(self, size, name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DoubleDevice, "allocate", short)
+        with pytest.raises(EngineError, match=rf"cannot allocate {purpose}: .* are needed"):
+            load()
+    gpu.cuda.fails = {}
 
 
 def test_the_parts_of_a_pair_say_what_they_hand_over(built: Built) -> None:
