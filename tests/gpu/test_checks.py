@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpucheck import building, correctness, speed
+from gpucheck import correctness, speed
 from gpucheck.evidence import CheckError, Evidence
-from gpucheck.settings import RunSettings
-from gpucheck.workbench import Workbench, codelet_source
+from gpucheck.workbench import codelet_source
 
 from gpu.conftest import BenchDouble
 from specrt.engine.engine_spec import EngineSpec
@@ -123,29 +122,6 @@ def test_rounds_and_text_that_part_from_plain_decoding_or_lack_graphs_are_a_fail
     double.damage = damage
     with pytest.raises(CheckError):
         step(double, backend, Evidence())
-
-
-@pytest.mark.export
-@pytest.mark.nightly
-def test_a_grown_target_still_says_what_codelet_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("torch", reason="its graph is exported")
-    monkeypatch.setitem(building.PRESETS, "1B", building.Shape(384, 9, 6, 2, 64, 1024))
-    bench, evidence = Workbench(RunSettings(work=tmp_path)), Evidence()
-    building.export(bench, "", evidence, "1B")
-    building.grow(bench, "", evidence, "1B")
-    assert evidence.facts["distinct_bytes"] == 2 * 384 * (384 + 1024), "what the new layer writes"
-    for wanted in ({}, {"reused": True}):
-        found = Evidence()
-        building.target(bench, "ort-cuda", found, "1B", "fp16")
-        assert wanted.items() <= found.facts.items()
-    built = bench.target("1B", "fp16", "ort-cuda")
-    engine = OrtCudaEngine(
-        EngineSpec("ort-cuda", built.path, built.geometry, 1, 2048, 256), device="cpu"
-    )
-    tolerance = correctness.GROWN["fp16"]
-    correctness.check_logits(engine, bench.reference("target"), tolerance, evidence)
 
 
 ON_GPU = {"fp16": 4e-3, "bf16": 3e-2, "int8": 4e-3, "int4": 4e-3}

@@ -9,7 +9,6 @@ import pytest
 
 from serve.support import Live, serving
 from specrt.errors import RequestError
-from specrt.params import SamplingParams
 from specrt.serve.verify_sessions import VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.conditioned import greedy_text, reader
@@ -46,25 +45,6 @@ def test_a_prompt_is_the_source_of_its_completion(live: Live) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(one, TEXTS)] == [text_of(live, text, 16) for text in TEXTS]
     assert "kv_cache_usage_perc" in live.http.get("/metrics").text
-
-
-def test_options_that_a_translation_needs_are_taken(live: Live) -> None:
-    found = live.post(
-        "/v1/completions", prompt="ab", max_tokens=6, temperature=0, forced_bos_token_id=65,
-        forced_eos_token_id=[66], suppress_tokens=[1], num_beams=1,
-    )  # fmt: skip
-    assert found["choices"][0]["text"].startswith("A")
-    assert found["choices"][0]["text"].endswith("B")
-
-
-def test_a_request_replaces_what_its_text_begins_with_and_what_is_ruled_out(live: Live) -> None:
-    made, path = live.service.generator, "/v1/completions"
-    options = {"prompt": "ab", "max_tokens": 6, "temperature": 0}
-    free = live.post(path, **options)["choices"][0]["text"]
-    first = made.generate("ab", SamplingParams(max_tokens=1)).token_ids[0]
-    for more in ({"bad_words_ids": [[first]]}, {"decoder_start": [70, 71]}):
-        found = live.post(path, **options, **more)["choices"][0]["text"]
-        assert found == made.generate("ab", SamplingParams(max_tokens=6, **more)).text != free  # type: ignore[arg-type]
 
 
 def test_what_is_no_source_is_refused(live: Live) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from serve.support import TOOLS, Live
 from specrt.serve.tool_calls import CallStream, ToolCall, ToolCallParser
-from specrt.text.chat_template import ChatTemplate
 
 BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
 
@@ -306,18 +305,3 @@ def test_what_is_no_call_stays_text(text: str, rest: str, calls: list[str]) -> N
         found_text, found = joined([*parts, *parser.finish()])
         assert found_text == rest
         assert [call.name + call.arguments for call in found] == calls
-
-
-def test_nothing_is_called_in_reasoning_that_the_prompt_began(toy: Live) -> None:
-    source = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
-    before, toy.service.template = toy.service.template, ChatTemplate(source, {})
-    call = '<tool_call>\\{"name": "time"\\}</tool_call>'
-    try:
-        answer = toy.post("/v1/chat/completions", **BODY, structured_outputs={
-            "regex": f"{call}</think>{call}"
-        })  # fmt: skip
-    finally:
-        toy.service.template = before
-    message = answer["choices"][0]["message"]
-    assert len(message["tool_calls"]) == 1
-    assert message["content"].endswith("</think>")

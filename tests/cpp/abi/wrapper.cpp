@@ -187,25 +187,3 @@ CHECK_CASE(sets) {
   specrt::Params copy = std::move(params);
   THAT(status_of([&] { copy.json_schema("{}").regex("a").grammar("start: \"a\""); }) == SPECRT_OK);
 }
-
-CHECK_CASE(informs) {
-  specrt::OpenOptions options;
-  options.threads = 1;
-  specrt::Generator generator("any", options);
-  const specrt::Info info = generator.info();
-  THAT(info.backend == "fake" && info.vocabulary == 100 && info.bos_token == 1);
-  THAT((info.eos_tokens == std::vector<std::int64_t>{2, 3}));
-  THAT(generator.token_bytes('a') == "aa" && generator.memory().weights_bytes == 64);
-  THAT(generator.memory().resident_bytes > 1 << 20);
-  THAT(check::status_of([&] { generator.token_bytes(100); }) == SPECRT_INVALID_ARGUMENT);
-  specrt::Session ranks = generator.session();
-  ranks.generate("count 2", specrt::Params().logprobs(1));
-  THAT(ranks.logprobs().size() == 2 && ranks.prompt_logprobs().empty());
-  THAT(ranks.logprobs()[1].size() == 2 && ranks.logprobs()[1][1].rank == 1);
-  THAT((generator.encode("ab") == std::vector<std::int64_t>{'a', 'b'}));
-  THAT(generator.decode(generator.encode("ab")) == "ab");
-  THAT(generator.decode({}).empty() && generator.encode({}).empty());
-  specrt::Session session = generator.session();
-  generator.close();
-  THAT(status_of([&] { session.generate("count 1"); }) == SPECRT_CLOSED);
-}
