@@ -149,6 +149,24 @@ def test_a_grammar_is_the_servers(home: Generator, device: Device) -> None:
                 same(made.generate(PROMPT, params, gamma=gamma), local)
 
 
+def test_streams_share_a_device_and_a_server(home: Generator, device: Device) -> None:
+    made = device()
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, ignore_eos=True)
+    prompts = [[7, 8, 9], [60, 61], PROMPT]
+    streams = [made.stream(prompt, params, gamma=3) for prompt in prompts]
+    others = [home.stream(prompt, params, gamma=2) for prompt in prompts]
+    for _ in range(4):
+        for stream in streams + others:
+            next(stream)
+    for prompt, stream, other in zip(prompts, streams, others, strict=True):
+        local = home.generate(prompt, params, gamma=0)
+        same(stream.finish(), local)
+        same(other.finish(), local)
+    several = made.generate_many(prompts, params, gamma=4)
+    for prompt, (done,) in zip(prompts, several, strict=True):
+        same(done, home.generate(prompt, params, gamma=0))
+
+
 def test_a_device_without_a_draft_model_looks_up(home: Generator, device: Device) -> None:
     made = device(model=False)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -227,6 +245,20 @@ def test_a_link_that_breaks_without_end_is_an_error_that_says_what_was_kept(
         assert stream.completion.token_ids == local.token_ids[:kept]
     finally:
         proxy.close()
+
+
+def test_a_link_that_a_server_closed_meanwhile_is_not_used_again(
+    home: Generator, tokenizer: Tokenizer, draft_engine: TableEngine
+) -> None:
+    with served(VerifyEndpoint(home, VerifyLimits(idle_s=0.2))) as port:
+        pool = LinkPool(f"ws://127.0.0.1:{port}", QUICK)
+        with remote_generator(pool, OpenedDraft(draft_engine, tokenizer, [])) as made:
+            params = SamplingParams(max_tokens=9)
+            for _ in range(2):
+                same(made.generate(PROMPT, params), home.generate(PROMPT, params))
+                kept = pool.take(lambda: True)
+                pool.give_back(kept)
+                until(lambda kept=kept: not kept.alive)
 
 
 def test_a_device_that_stops_ends_its_session(sessions: VerifyEndpoint, device: Device) -> None:
