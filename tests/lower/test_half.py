@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 
 from lower.lowering import MAX_LENGTH, Case, Lowering
 from specrt.errors import BuildError
-from specrt.geometry import Geometry
+from specrt.geometry import ATTENTION, Geometry, LayerMemory
 from specrt_export.check.equivalence import TOLERANCES
 from specrt_export.compile import ort_cuda_compiler
 from specrt_export.compile.compiler import GraphSource
@@ -25,16 +26,18 @@ from specrt_export.quantize.quantizer import quantize
 FLOAT, FP16, BF16 = (TYPES.get(k, onnx.TensorProto.FLOAT) for k in ("fp32", "fp16", "bf16"))
 
 READ_ON_HOST = {
-    "Expand": (1,), "GroupQueryAttention": (6,), "ReduceSum": (1,), "Reshape": (1,),
-    "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "TopK": (1,), "Unsqueeze": (1,),
+    "Expand": (1,), "GroupQueryAttention": (6,), "Pad": (1,), "ReduceSum": (1,),
+    "Reshape": (1,), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "TopK": (1,),
+    "Unsqueeze": (1,),
 }  # fmt: skip
 """Inputs that CUDA kernels read in main memory. Source: the InputMemoryType of their registration
 in onnxruntime/core/providers/cuda and onnxruntime/contrib_ops/cuda."""
 ON_DEVICE = {
-    "Add", "Cast", "Div", "FusedMatMul", "Gather", "GatherBlockQuantized", "GatherElements", "Gelu",
-    "IsNaN", "LayerNormalization", "MatMulNBits", "Mul", "Pow", "Relu", "RotaryEmbedding",
-    "Sigmoid", "SimplifiedLayerNormalization", "SkipLayerNormalization",
-    "SkipSimplifiedLayerNormalization", "Softmax", "Sub", "Tanh", "Transpose", "Where",
+    "Add", "Cast", "Concat", "Cos", "Div", "FusedMatMul", "Gather", "GatherBlockQuantized",
+    "GatherElements", "Gelu", "GreaterOrEqual", "IsNaN", "LayerNormalization", "MatMulNBits", "Max",
+    "Mul", "Neg", "Pow", "Relu", "RotaryEmbedding", "Sigmoid", "SimplifiedLayerNormalization",
+    "Sin", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Softmax", "Sub", "Tanh",
+    "TensorScatter", "Transpose", "Where",
 }  # fmt: skip
 """Operators whose CUDA kernels read and write device memory only."""
 
@@ -69,9 +72,13 @@ def test_what_the_kernels_do_not_take_is_refused_first(
 ) -> None:
     with pytest.raises(BuildError, match=r"engine\.batch is 2, and ort-cuda builds batch 1"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH, batch=2)
-    odd = Geometry.uniform(1, 1, 1, 264, 96, 512)
+    odd = Geometry.uniform(1, 1, 1, 520, 96, 512)
     monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: odd)
-    with pytest.raises(BuildError, match="heads of 264, and ort-cuda needs multiples of 8"):
+    with pytest.raises(BuildError, match="heads of 520, and ort-cuda needs multiples of 8"):
+        compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH)
+    wide = replace(odd, memories=(LayerMemory(ATTENTION, 1, 8, 16),))
+    monkeypatch.setattr(ort_cuda_compiler, "geometry_of", lambda portable: wide)
+    with pytest.raises(BuildError, match="values that are wider than its keys"):
         compile_ort_cuda(*draft, tmp_path / "out", max_length=MAX_LENGTH)
     assert not (tmp_path / "out").exists()
 

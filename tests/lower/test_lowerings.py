@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
 from lower.lowering import LOWERINGS, Case, Lowering, lowered
@@ -24,6 +26,7 @@ from specrt_export.lower.lazy_tensor import (
 from specrt_export.lower.projections import SPECRT, find_projection, find_projections
 from specrt_export.lower.view import GraphView
 from specrt_export.portable.graph import runs_here
+from support.kernels import without_kernels
 
 pytestmark = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -137,6 +140,35 @@ def test_layers_that_remember_in_other_ways_run_on_a_cpu(
     assert len(shared) == kinds[SHARED]
     assert all(len(n.output) == 1 for n in shared), "it writes nothing"
     assert not {n.op_type for n in case.model.graph.node} & {"Conv", "GatherND", "TensorScatter"}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("name", "how"),
+    matrix([*MEMORIES], ["contrib", "cuda-fp16", "tensorrt", "tensorrt-old-rows"]),
+)
+def test_layers_that_remember_in_other_ways_run_without_the_kernels(
+    lower: Callable[[str, str], Case], name: str, how: str
+) -> None:
+    way = how.replace("contrib", "cpu")
+    with without_kernels() if how == "contrib" else nullcontext():
+        case = lower(name, way)
+        assert case.error() <= LOWERINGS[way].error
+    nodes, geometry = case.model.graph.node, case.lowered.geometry
+    assert not {n.op_type for n in nodes} & {"Conv", "GatherND"}
+    written = [output for n in nodes for output in n.output if output.startswith("present_")]
+    assert sorted(written) == sorted(f"present_{name}" for name in geometry.buffers)
+    assert stays_on_device(case.model) or how != "cuda-fp16"
+    if how.startswith("tensorrt"):
+        assert {n.op_type for n in nodes} <= {s.name for s in onnx.defs.get_all_schemas()}
+
+
+def test_attention_that_only_reads_needs_a_newer_runtime(
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.25.1")
+    with pytest.raises(BuildError, match=r"onnxruntime 1\.25\.1 only new ones; install .* 1\.31"):
+        lowered(*exported("gemma4").source, tmp_path, LOWERINGS["cuda-fp16"])
 
 
 def hold_kernels(case: Case, name: str, how: str) -> None:

@@ -25,6 +25,7 @@ from specrt.engine.tensorrt.engine_record import (
     SourceShape,
 )
 from specrt.errors import BuildError
+from specrt.geometry import CONV
 from specrt_export.compile.monitor import printable
 from specrt_export.recipe.recipe_tables import PlanOptions
 
@@ -147,7 +148,6 @@ class Contract:
     """What a parsed network offers."""
 
     batch: int
-    layers: int
     compute: str
     candidates: int
     confidence: bool
@@ -224,14 +224,13 @@ def contract(network: Any, form: str, attentions: int, unmasked: int = 0) -> Con
         if form == "native":
             _check_masks(network, attentions, unmasked)
         return _source_contract(inputs, outputs)
-    layers = sum(name.startswith("key.") for name in inputs)
-    caches = [f"{kind}.{at}" for at in range(layers) for kind in ("key", "value")]
+    caches = _caches(inputs)
     present = [f"present_{name}" for name in caches]
     cross = [f"cross_{name}" for name in caches] if SOURCE_LENGTH in inputs else []
     conditions = [SOURCE_LENGTH, *cross] if cross else []
     _check_names("input", inputs, [*_INPUTS, *caches, *conditions], (KV_LENGTH, HIDDEN))
     _check_names("output", outputs, [*_OUTPUTS, *present], _OPTIONAL)
-    if not layers:
+    if not caches:
         raise BuildError("the graph has no KV buffers (key.0, value.0); nothing could be kept")
     if form == "native":
         _check_caches(network, caches)
@@ -245,8 +244,7 @@ def contract(network: Any, form: str, attentions: int, unmasked: int = 0) -> Con
         )
     return Contract(
         batch=int(inputs["input_ids"].shape[0]),
-        layers=layers,
-        compute=_compute(inputs["key.0"]),
+        compute=_compute(inputs[caches[0]]),
         candidates=0 if best is None else int(best.shape[-1]),
         confidence="confidence" in outputs,
         reads_prefix=KV_LENGTH in inputs,
@@ -254,6 +252,14 @@ def contract(network: Any, form: str, attentions: int, unmasked: int = 0) -> Con
         feature=handed[FEATURE],
         hidden=handed[HIDDEN],
     )
+
+
+def _caches(inputs: Iterable[str]) -> list[str]:
+    """Return the buffers that layers of a decoder remember by: a key next to each value."""
+    parts = [name.partition(".")[::2] for name in inputs]
+    attending = dict.fromkeys(at for kind, at in parts if kind in ("key", "value"))
+    pairs = [f"{kind}.{at}" for at in attending for kind in ("key", "value")]
+    return pairs + [f"{kind}.{at}" for kind, at in parts if kind == CONV]
 
 
 def _source_contract(inputs: dict[str, Any], outputs: dict[str, Any]) -> Contract:
@@ -270,7 +276,7 @@ def _source_contract(inputs: dict[str, Any], outputs: dict[str, Any]) -> Contrac
     _check_names("output", outputs, made, ())
     width = _states(HIDDEN, {**inputs, **outputs})
     kept = _compute(outputs[made[0]]) if part == CROSS else ""
-    return Contract(1, len(made) // 2, kept, 0, False, False, 0, 0, width, part)
+    return Contract(1, kept, 0, False, False, 0, 0, width, part)
 
 
 def _states(name: str, tensors: dict[str, Any]) -> int:

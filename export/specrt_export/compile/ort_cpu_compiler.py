@@ -32,6 +32,7 @@ from specrt_export.compile.compiler import (
 )
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
+from specrt_export.lower.attention import as_wide_as_keys
 from specrt_export.lower.cpu_lowering import lower_cpu
 from specrt_export.lower.encoder_lowering import lower_encoder
 from specrt_export.lower.lazy_tensor import (
@@ -180,6 +181,8 @@ def compile_ort_cpu(
     geometry = geometry_of(portable)
     check_length(geometry, max_length, checkpoint)
     contrib = bool(missing_kernels())
+    if contrib:
+        geometry = as_wide_as_keys(geometry)
     source = source_of(portable)
     positions = 0
     if source is not None:

@@ -15,9 +15,10 @@ from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.cuda_engine import CAPTURED, OrtCudaEngine
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError
-from specrt.geometry import Geometry
+from specrt.geometry import ATTENTION, Geometry
 from specrt_export.compile.compiler import CompiledModel, GraphSource, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import move_engine
+from specrt_export.lower.attention import as_wide_as_keys
 from specrt_export.lower.half import TYPES, halve, keep_on_device, widened_folder
 from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes, write_engine
 from specrt_export.lower.ort_lowering import OrtTarget, lower
@@ -75,7 +76,7 @@ class OrtCudaCompiler:
         return move_engine(lowered, out)
 
 
-_HEAD_STEP, _WIDEST_HEAD = 8, 256
+_HEAD_STEP, _WIDEST_HEAD = 8, 512
 
 
 def compute_type(precision: str) -> str:
@@ -105,7 +106,7 @@ def compile_ort_cuda(
     Raises: BuildError, CheckpointError, ExportError for what is not a portable graph.
     """
     portable = read_graph(graph)
-    geometry = geometry_of(portable)
+    geometry = as_wide_as_keys(geometry_of(portable))
     check_length(geometry, max_length, checkpoint)
     _check(geometry, batch, compute)
     target = OrtTarget(geometry, max_length, batch, confidence=confidence)
@@ -113,7 +114,8 @@ def compile_ort_cuda(
     _check_fused(lowered)
     view = GraphView(lowered.model, lowered.weights)
     keep_on_device(view, max_length)
-    halve(view, compute)
+    # Where has no CUDA kernel for bf16.
+    halve(view, compute, {node.output[0] for node in view.nodes("Where")})
     model = view.tidy()
     helper.set_model_props(model, {**facts_of(model), CAPTURED: str(captured)})
     out.mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,8 @@ def compile_ort_cuda(
 
 def _check(geometry: Geometry, batch: int, compute: str) -> None:
     """Refuse what the CUDA kernels of ONNX Runtime do not take."""
-    heads = {one.width for one in geometry.buffers.values()}
+    memories = [one for one in geometry.memories if one.kind == ATTENTION]
+    heads = {one.key_width for one in memories}
     if compute not in TYPES:
         raise BuildError(f"compute type is {compute!r}; expected {' or '.join(TYPES)}")
     if batch != 1:
@@ -138,6 +141,11 @@ def _check(geometry: Geometry, batch: int, compute: str) -> None:
         raise BuildError(
             f"the model has heads of {', '.join(map(str, sorted(heads)))}, and ort-cuda needs "
             f"multiples of {_HEAD_STEP} up to {_WIDEST_HEAD}; build for ort-cpu"
+        )
+    if any(one.value_width > one.key_width for one in memories):
+        raise BuildError(
+            "the model has values that are wider than its keys, and ort-cuda keeps no wider ones; "
+            "build for ort-cpu"
         )
 
 

@@ -458,12 +458,13 @@ def activation_bytes(graph: onnx.GraphProto, profiles: Sequence[Profile]) -> int
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         for value in [*graph.input, *graph.output]
     }
-    if "key.0" not in shapes:
+    keys = [shape for name, shape in shapes.items() if name.startswith("key.")]
+    if not keys:
         most = max(profile.width.most for profile in profiles)
         widths = {max(t.dims) for t in graph.initializer if len(t.dims) == 2}
         attends = any(node.op_type in ("Attention", "Softmax") for node in graph.node)
         return int(4 * most * (3 * max(widths, default=0) + attends * _MOST_HEADS * most))
-    batch, _, length, head = shapes["key.0"]
+    batch, _, length, head = min(keys, key=lambda shape: shape[-1])
     vocabulary = shapes["logits"][-1]
     sides = [side for t in graph.initializer if len(t.dims) == 2 for side in t.dims]
     inner = max((side for side in sides if side != vocabulary), default=0)

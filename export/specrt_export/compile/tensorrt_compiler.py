@@ -417,7 +417,7 @@ class LoweredEngine:
         self._caches = {
             value.name: np.zeros(value.shape, _TYPES[value.type])
             for value in self._session.get_inputs()
-            if value.name.partition(".")[0] in ("key", "value")
+            if value.name in geometry.buffers
         }
 
     def forward(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.engine.ort.ort_engine import silent_options
-from specrt.geometry import Geometry
+from specrt.errors import BuildError
+from specrt.geometry import SHARED, Geometry
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.lazy_tensor import in_memory
@@ -183,8 +184,8 @@ class FusedKernel(Protocol):
 
     domain: str
 
-    def takes(self, layer: Layer) -> bool:
-        """Tell whether it computes a layer; others stay as they are."""
+    def nothing(self, layer: Layer) -> list[str]:
+        """Return its inputs for new keys and values, of a layer that has none of its own."""
 
     def rotates(self, layer: Layer, angles: int) -> bool:
         """Tell whether it rotates queries and keys of a layer by so many angles of a head."""
@@ -205,7 +206,8 @@ class FusedKernel(Protocol):
 class GroupQueryAttention:
     """ONNX Runtime's kernel.
 
-    Holds at batch 1 only: on a CPU it refuses a wider batch of several tokens with a past.
+    Holds at batch 1 only: on a CPU it refuses a wider batch of several tokens with a past. Keys and
+    values have one width; see `widen_values`.
     """
 
     domain = MICROSOFT
@@ -215,11 +217,20 @@ class GroupQueryAttention:
         self._geometry = geometry
         self._lengths = _lengths(view)
         self._surplus = surplus() if any(geometry.windows) else 0
+        shares = any(memory.kind == SHARED for memory in geometry.memories)
+        version = tuple(int(part) for part in ort.__version__.split(".")[:2])
+        if shares and version < _SHARES_FROM:
+            raise BuildError(
+                f"layers of this model read the keys and values of others, and the attention of "
+                f"onnxruntime {ort.__version__} only new ones; install onnxruntime "
+                f"{'.'.join(map(str, _SHARES_FROM))} or later"
+            )
 
-    def takes(self, layer: Layer) -> bool:
-        """See `FusedKernel`: keys and values have one width, and are the layer's own."""
+    def nothing(self, layer: Layer) -> list[str]:
+        """See `FusedKernel`: no tokens, of as many numbers as there would be."""
         memory = self._geometry.memories[layer.index]
-        return memory.key_width == memory.value_width and not layer.shares
+        none = np.zeros((1, 0, memory.kv_heads * memory.key_width), np.float32)
+        return 2 * [self._view.add_constant("none", none)]
 
     def rotates(self, layer: Layer, angles: int) -> bool:
         """Tell whether the kernel takes the rotation: heads of 16, angles of 16, no more."""
@@ -242,6 +253,41 @@ class GroupQueryAttention:
         return ""
 
 
+_SHARES_FROM = 1, 31
+"""The first version of ONNX Runtime seen to attend to a past without new keys."""
+
+
+def as_wide_as_keys(geometry: Geometry) -> Geometry:
+    """Return a geometry whose values are at least as wide as its keys."""
+    memories = [
+        replace(one, value_width=max(one.key_width, one.value_width)) if one.value_width else one
+        for one in geometry.memories
+    ]
+    return replace(geometry, memories=tuple(memories))
+
+
+def widen_values(view: GraphView, narrow: Geometry) -> None:
+    """Fill values up with zeros where a geometry has them narrower than its keys.
+
+    ```
+    v [B, Hkv, S, Dv] ─ TensorScatter ─ Attention ─ y [B, H, S, Dv]
+
+      =>  v ─ Pad [B, Hkv, S, D] ─ TensorScatter ─ Attention ─ Slice ─ y
+    ```
+    """
+    for layer in find_layers(view):
+        memory, output = narrow.memories[layer.index], layer.node.output[0]
+        lacking = memory.key_width - memory.value_width
+        if lacking > 0 and not layer.shares:
+            pads = view.add_constant("pads", np.array([*7 * [0], lacking], np.int64))
+            layer.value_update.input[1] = view.add("Pad", [layer.value_update.input[1], pads])
+        if lacking > 0:
+            wide = view.add("Attention", layer.node.input, **view.attributes(layer.node))
+            bounds = (view.add_constant("bound", np.array([n])) for n in (0, memory.value_width, 3))
+            view.add("Slice", [wide, *bounds], outputs=[output])
+    view.tidy()
+
+
 def fuse_attention(
     view: GraphView, geometry: Geometry, max_length: int, kernel: FusedKernel
 ) -> FusedAttention:
@@ -260,7 +306,7 @@ def fuse_attention(
         return FusedAttention(0, 0, 0)
     view.require_domain(kernel.domain, 1)
     fusion = _Fusion(view, geometry, Rotations(view, max_length), kernel)
-    done = [fusion.fuse(layer) for layer in layers if kernel.takes(layer)]
+    done = [fusion.fuse(layer) for layer in layers]
     view.tidy()
     return FusedAttention(len(done), sum(r for r, _ in done), sum(j for _, j in done))
 
@@ -286,7 +332,7 @@ class _Fusion:
         inside = inside and self.kernel.rotates(layer, query.tables[2] if query.tables else 0)
         if layer.shares:
             query = query if inside else self._rotated(query, width)
-            self._emit(layer, [query.x, "", ""], query.tables)
+            self._emit(layer, [query.x, *self.kernel.nothing(layer)], query.tables)
             return inside, False
         key = self._heads(layer.key_update.input[1], memory.kv_heads, width)
         value = self._heads(

@@ -109,9 +109,9 @@ class Attention:
         self._biases: dict[tuple[str, int], str] = {}
         self._has_blocks = any(i.name == CONTEXT for i in view.graph.input)
 
-    def takes(self, layer: Layer) -> bool:
-        """See `FusedKernel`: it takes any."""
-        return True
+    def nothing(self, layer: Layer) -> list[str]:
+        """See `FusedKernel`."""
+        return ["", ""]
 
     def rotates(self, layer: Layer, angles: int) -> bool:
         """See `FusedKernel`: it takes any."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from specrt.errors import BuildError
+from specrt.geometry import CONV
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
     LazyTensor,
@@ -47,7 +48,7 @@ STATES = ("feature", "hidden", "state")
 """Outputs that a target leaves for a head, an encoder for a decoder, and a head for its next pass;
 heads and cross projections read `hidden`."""
 
-_KEPT = ("key", "value", "cross_key", "cross_value")
+_KEPT = ("key", "value", CONV, "cross_key", "cross_value")
 """Inputs and outputs of the half type, as they are called before the number of a layer."""
 
 _LOGITS = "logits"

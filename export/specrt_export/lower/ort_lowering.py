@@ -9,14 +9,21 @@ import numpy as np
 import onnx
 
 from specrt.geometry import Geometry
-from specrt_export.lower.attention import FusedKernel, GroupQueryAttention, fuse_attention
+from specrt_export.lower.attention import (
+    FusedKernel,
+    GroupQueryAttention,
+    fuse_attention,
+    widen_values,
+)
 from specrt_export.lower.canonical import (
     canonicalize,
     drop_reshapes,
     fix_reshapes,
     fix_shapes,
     fold_layouts,
+    sink_transposes,
 )
+from specrt_export.lower.convolution import write_out_convolutions
 from specrt_export.lower.lazy_tensor import LazyTensor
 from specrt_export.lower.logits import add_confidence, cheapen_argmax
 from specrt_export.lower.norm import fuse_skip_norm
@@ -27,6 +34,7 @@ from specrt_export.lower.projections import (
     join_siblings,
 )
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_oldest_opset
+from specrt_export.portable.graph import geometry_of
 
 
 def pad_to_even(view: GraphView) -> None:
@@ -88,8 +96,13 @@ class OrtTarget:
 def lower(
     portable: onnx.ModelProto, weights: Mapping[str, LazyTensor], target: OrtTarget
 ) -> Lowered:
-    """Rewrite a portable graph, for one row; no weight is read."""
+    """Rewrite a portable graph, for one row; no weight is read.
+
+    The target's values are `as_wide_as_keys`.
+    """
     view, counts = canonical_view(portable, weights, target)
+    convolve(view, counts, 1, target.positions)
+    widen_values(view, geometry_of(portable))
     attend(view, target, GroupQueryAttention(view, target.geometry), counts)
     pairs = gated(view)
     fuse_the_rest(view, counts)
@@ -116,6 +129,14 @@ def canonical_view(
     view, counts = GraphView(copy, weights), Counts()
     canonicalize(view, counts)
     return view, counts
+
+
+def convolve(view: GraphView, counts: Counts, batch: int, positions: int) -> None:
+    """Write short convolutions out, which no backend but the CPU kernels has an operator for."""
+    convolutions = write_out_convolutions(view, batch, positions)
+    if convolutions:
+        counts["convolution"] = convolutions, convolutions
+        sink_transposes(view)
 
 
 def attend(view: GraphView, target: OrtTarget, kernel: FusedKernel, counts: Counts) -> None:

@@ -21,7 +21,7 @@ _LIKE_FIRST = """
     Softplus Sqrt Tanh TensorScatter
 """
 
-_LIKE_ALL = "Add And Div Greater LessOrEqual Max Min Mul Or Pow Sub Where"
+_LIKE_ALL = "Add And Div Greater GreaterOrEqual LessOrEqual Max Min Mul Or Pow Sub Where"
 
 _DECIDE = {
     **dict.fromkeys(("GroupQueryAttention", "Reshape", *_LIKE_FIRST.split()), 1),
@@ -64,6 +64,7 @@ class Shapes:
             "Transpose": lambda node, inputs: tuple(
                 inputs[0][a] for a in self._attributes(node)["perm"]
             ),
+            "Squeeze": self._squeezed,
             "Unsqueeze": self._unsqueezed,
         }
 
@@ -143,12 +144,21 @@ class Shapes:
         return (*inputs[0][:-1], stated.get("gates", stated["N"]))
 
     def _cut(self, node: onnx.NodeProto, whole: Dims, output: str) -> Dims | None:
-        """Name the size that a Slice leaves, if it is told along which axis."""
+        """Name the size that a Slice leaves, if it is told along which axis.
+
+        Of `2+S` it is S, where two are left out; of a number, what steps leave of it.
+        """
         axes = self._view.constant(node.input[3]) if len(node.input) > 3 else None
         if node.op_type != "Slice" or axes is None or axes.size != 1:
             return None
         axis = int(axes.reshape(-1)[0]) % len(whole)
-        return (*whole[:axis], f"size of {output}", *whole[axis + 1 :])
+        bounds = [self._view.scalar(i) for i in (*node.input[1:3], *node.input[4:])]
+        left = (
+            None
+            if None in bounds
+            else _left(whole[axis], *(int(b) for b in bounds if b is not None))
+        )
+        return (*whole[:axis], left or f"size of {output}", *whole[axis + 1 :])
 
     def _multiplied(self, node: onnx.NodeProto, left: Dims, right: Dims) -> Dims | None:
         attributes = self._attributes(node)
@@ -197,13 +207,21 @@ class Shapes:
         return None if stated is None else _broadcast([inputs[0], stated])
 
     def _concatenated(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
-        axis = self._attributes(node)["axis"]
-        sizes = [dims[axis] for dims in inputs if isinstance(dims[axis], int)]
-        if len({len(dims) for dims in inputs}) > 1 or len(sizes) < len(inputs):
+        """Return the shape of the whole; of 2 and S along its axis it is `2+S`."""
+        if len({len(dims) for dims in inputs}) > 1:
             return None
-        dims = list(inputs[0])
-        dims[axis] = sum(size for size in sizes if isinstance(size, int))
+        axis, dims = self._attributes(node)["axis"], list(inputs[0])
+        names = [size for one in inputs if isinstance(size := one[axis], str)]
+        number = sum(size for one in inputs if isinstance(size := one[axis], int))
+        dims[axis] = "+".join([str(number), *names]) if names else number
         return tuple(dims)
+
+    def _squeezed(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
+        axes = self._view.constant(node.input[1]) if len(node.input) > 1 else None
+        if axes is None:
+            return None
+        gone = {int(a) % len(inputs[0]) for a in axes.reshape(-1)}
+        return tuple(size for axis, size in enumerate(inputs[0]) if axis not in gone)
 
     def _unsqueezed(self, node: onnx.NodeProto, inputs: Sequence[Dims]) -> Dims | None:
         axes = self._view.constant(node.input[1])
@@ -242,6 +260,15 @@ class Shapes:
         parts = [size // count] * count if sizes is None else [int(i) for i in sizes]
         place = list(node.output).index(output)
         return axis, sum(parts[:place]), sum(parts[: place + 1])
+
+
+def _left(size: Dim, begin: int, end: int, step: int = 1) -> Dim | None:
+    """Return what a slice leaves of a size, if that is known."""
+    if isinstance(size, int):
+        return len(range(size)[begin:end:step])
+    number, _, rest = size.partition("+")
+    is_rest = rest and step == 1 and (end < 0 or end >= 2**31 - 1)
+    return rest if is_rest and begin + max(0, -end) == int(number) else None
 
 
 def _product_of(left: Dims, right: Dims) -> Dims | None:

@@ -26,6 +26,7 @@ from specrt_export.lower.half import TYPES, halve
 from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
 from specrt_export.lower.logits import add_argmax, add_confidence, cut_candidates
 from specrt_export.lower.norm import write_out_norms
+from specrt_export.lower.ort_lowering import convolve
 from specrt_export.lower.projections import (
     PROJECTION,
     Projection,
@@ -93,6 +94,7 @@ def lower_tensorrt(
     view = GraphView(copy, weights)
     counts = Counts()
     canonicalize(view, counts)
+    convolve(view, counts, target.batch, target.max_length)
     exact = _attend(view, target, counts)
     if target.compute == "fp16":
         exact |= widen_products(view, exact_modules(portable))
@@ -293,15 +295,21 @@ def write_out(view: GraphView, geometry: Geometry, *, everything: bool) -> set[s
                                                                  └─ Softmax ─ MatMul values ─ y
     ```
     Queries of one group are rows of one product, so that keys and values are not repeated.
-    All layers where TensorRT is too old for attention; else only those with a soft cap, which its
-    attention layer refuses. The masked scores are what is kept: in half precision they would be
-    rounded a second time.
+    All layers where TensorRT is too old for attention; else only those that its attention layer
+    refuses: with a soft cap, or with values of another width than keys. The masked scores are what
+    is kept: in half precision they would be rounded a second time.
     """
     layers = find_layers(view)
-    chosen = [at for at in layers if everything or view.attributes(at.node).get("softcap", 0.0)]
+    chosen = [at for at in layers if everything or not _has_kernel(view, at, geometry)]
     masked = {_write_layer(view, layer, geometry) for layer in chosen}
     view.tidy()
     return masked
+
+
+def _has_kernel(view: GraphView, layer: Layer, geometry: Geometry) -> bool:
+    memory = geometry.memories[layer.index]
+    is_capped = view.attributes(layer.node).get("softcap", 0.0)
+    return not is_capped and memory.key_width == memory.value_width
 
 
 def _write_layer(view: GraphView, layer: Layer, geometry: Geometry) -> str:
@@ -407,7 +415,7 @@ def read_prefix(view: GraphView) -> int:
     if not layers:
         raise BuildError(
             "kv_lengths needs attention layers, and all of this model are written out, because "
-            "TensorRT's take no soft cap; remove it"
+            "TensorRT's take no soft cap, nor values of another width than keys; remove it"
         )
     kinds = onnx.TensorProto.INT64
     view.graph.input.append(onnx.helper.make_tensor_value_info(KV_LENGTH, kinds, ["E"]))
