@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, product
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import specrt
 from cpp.conftest import Library, onnxruntime_library
+from portable.zoo import MEMORIES, SIZES
 from shared import nightly_but
 from specrt.errors import RequestError
 from specrt.generator import Generator
@@ -314,6 +316,47 @@ def test_quantized_bundles_and_bundles_of_several_rows_are_replayed(
         made = cases(opened, short, texts=False, every=3)
         made += edges(opened, opened.tokenizer.encode(short[0]))
     check(replay(native, small, made, tmp_path, caches=caches), made)
+
+
+RANDOM = """
+name = "random"
+
+[target]
+checkpoint = "checkpoint"
+
+[engine]
+max_length = 96
+prefill = 5
+gammas = [1, 2, 4]
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.export
+@pytest.mark.parametrize("kind", ["gemma4", "lfm2"])
+def test_layers_that_remember_in_other_ways_are_replayed(
+    native: Library, engines: Path, prompts: list[str], tmp_path: Path, kind: str
+) -> None:
+    import transformers
+
+    config, changes, _ = MEMORIES[kind]
+    sizes = {**SIZES, **changes, "vocab_size": 8192, "vocab_size_per_layer_input": 8192}
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**sizes))
+    model.save_pretrained(tmp_path / "checkpoint")
+    for path in (engines / "codelet" / "checkpoint" / "draft").glob("*tokenizer*"):
+        shutil.copy(path, tmp_path / "checkpoint")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RANDOM)
+    build(read_recipe(recipe), tmp_path / "made")
+    with specrt.open(tmp_path / "made", threads=1) as opened:
+        short = [opened.tokenizer.decode(opened.tokenizer.encode(one)[:25]) for one in prompts]
+        lookups = [o for o in requests(opened.models.gammas) if o.get("drafter") == "ngram"]
+        opened.forget()
+        made = [
+            case(opened, opened.tokenizer.encode(short[n // 2 % 6]), {"max_tokens": 32, **options})
+            for n, options in enumerate(lookups)
+        ]
+    check(replay(native, tmp_path / "made", made, tmp_path), made)
 
 
 def test_prompts_may_be_text_where_a_library_reads_tokenizers(
