@@ -60,6 +60,9 @@ KINDS = {
 }
 """The kinds of models that an engine may be of, and how errors say them."""
 
+RINGS = "ort-cpu"
+"""The backend whose engines keep rings where layers see few positions."""
+
 FILE_NAME = "manifest.json"
 
 TOKENIZER = "tokenizer.json"
@@ -212,12 +215,6 @@ class ModelRecord:
     encoder: EncoderRecord | None = None
     """Of an encoder-decoder: what its decoder, `engine`, is conditioned by."""
 
-    def kv_bytes(self, batch: int, max_length: int) -> int:
-        """Return the bytes of all KV buffers, and of a target's features, when full."""
-        features = 0 if self.kind else 4 * batch * max_length * self.features
-        own = self.geometry.kv_bytes(batch, max_length, self.kv_item_bytes) + features
-        return own + self.cross_bytes(batch)
-
     def cross_bytes(self, batch: int) -> int:
         """Return the bytes of all cross keys and values when full; 0 without an encoder."""
         if self.encoder is None:
@@ -289,9 +286,23 @@ class Manifest:
         """The target, and the draft where there is one."""
         return (self.target, self.draft) if self.draft else (self.target,)
 
-    def kv_bytes(self) -> int:
-        """Return the bytes of all KV buffers when every position is filled."""
-        return sum(model.kv_bytes(self.batch, self.max_length) for model in self.models)
+    def kv_bytes(self, *models: ModelRecord) -> int:
+        """Return the bytes of all KV buffers of some models when full; of all, unless told which.
+
+        A target's features count, and so do cross keys and values.
+        """
+        total = 0
+        for model in models or self.models:
+            total += self.own_kv_bytes(model) + model.cross_bytes(self.batch)
+            features = 0 if model.kind else model.features
+            total += 4 * self.batch * self.max_length * features
+        return total
+
+    def own_kv_bytes(self, model: ModelRecord) -> int:
+        """Return the bytes of what the layers of a model remember; on a CPU they keep rings."""
+        keeps_rings = self.backend_of(model) == RINGS and not model.kind
+        width = self.max_width if keeps_rings else 0
+        return model.geometry.kv_bytes(self.batch, self.max_length, model.kv_item_bytes, width)
 
     def to_json(self) -> str:
         """Return the manifest as JSON text."""

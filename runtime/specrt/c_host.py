@@ -156,11 +156,7 @@ class Host:
         manifest = self._manifest
         draft = manifest.draft if self._generator.models.draft is not None else None
         models = [manifest.target, *([] if draft is None else [draft])]
-        size = manifest.batch, manifest.max_length
-        return (
-            sum(model.weight_bytes for model in models),
-            sum(model.kv_bytes(*size) for model in models),
-        )
+        return sum(model.weight_bytes for model in models), manifest.kv_bytes(*models)
 
     @_exported
     def encode(self, text: bytes) -> Result:

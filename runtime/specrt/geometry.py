@@ -24,6 +24,9 @@ def is_ring(name: str) -> bool:
     return name.startswith(f"{CONV}.")
 
 
+GROUP = 16
+"""Positions that the CPU kernels keep together: a ring has whole groups."""
+
 Size = Annotated[int, Interval(0, 10**9)]
 """Of something that may be missing."""
 
@@ -36,13 +39,16 @@ class Buffer(NamedTuple):
     seen: int
     """How many of the latest positions a token reads, its own included; 0 for all."""
 
-    def ring(self, max_length: int, max_width: int) -> int:
-        """Return the least positions that are enough where position p lies at p mod so many.
+    def positions(self, max_length: int, ring_width: int = 0) -> int:
+        """Return how many positions it has: all, or fewer in a ring.
 
-        Passes write up to `max_width` positions before they read. What a rejected token was written
-        over, no token that comes after the rejection sees: it lies `max_width` further back.
+        Position p lies at p mod so many. `ring_width` is the widest pass, which writes before it
+        reads; 0 where an engine keeps no rings. What a rejected token was written over, no token
+        that comes after the rejection sees: it lies `ring_width` further back.
         """
-        return min(max_length, self.seen + max_width) if self.seen else max_length
+        if not (self.seen and ring_width):
+            return max_length
+        return min(max_length, -(-(self.seen + ring_width) // GROUP) * GROUP)
 
 
 @dataclass(frozen=True)
@@ -124,10 +130,13 @@ class Geometry:
         """The windows of its attention; 0 is none."""
         return {one.window for one in self.memories if one.kind == ATTENTION}
 
-    def kv_bytes(self, batch: int, max_length: int, item_bytes: int) -> int:
-        """Return the bytes that the memories of all layers take."""
-        widths = sum(one.heads * one.width for one in self.buffers.values())
-        return batch * max_length * widths * item_bytes
+    def kv_bytes(self, batch: int, max_length: int, item_bytes: int, ring_width: int = 0) -> int:
+        """Return the bytes that the memories of all layers take; see `Buffer.positions`."""
+        items = sum(
+            one.heads * one.width * one.positions(max_length, ring_width)
+            for one in self.buffers.values()
+        )
+        return batch * items * item_bytes
 
     def filled(
         self, batch: int, positions: int, number: float = 0

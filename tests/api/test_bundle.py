@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,10 @@ def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch)
     opened = Bundle.open(bundle)
     assert opened.manifest == read_manifest(bundle)
     assert (opened.manifest.target, opened.manifest.max_width) == (record("target"), 16)
-    assert opened.manifest.kv_bytes() == 2 * (2 * 2 * 1 * 2 * 64 * 8 * 4)
+    # Keys and values of two layers: one sees all 64 positions, one 16 with passes of 16.
+    assert opened.manifest.kv_bytes() == 2 * (2 * 2 * (64 + 32) * 8 * 4)
+    on_gpu = replace(opened.manifest, backend="tensorrt")
+    assert on_gpu.kv_bytes() == 2 * (2 * 2 * (64 + 64) * 8 * 4)
     assert opened.file("tokenizer.json").read_bytes() == b"{}"
     edit(bundle, "costs", {})  # a field of a later version of this format
     assert Bundle.open(bundle).manifest == opened.manifest

@@ -46,8 +46,11 @@ PUBLISHED = {
     "qwen3-1.7b target": 1_720_574_976,
     "gemma3-1b target": 999_885_952,
     "gemma3-1b draft": 268_098_176,
+    "lfm2.5-1.2b target": 1_170_340_608,
+    "lfm2.5-2.6b target": 2_697_198_592,
 }
-"""Parameters, as their owners count them. Those of Gemma 3 4B and 12B are of the whole."""
+"""Parameters, as their owners count them. Those of Gemma 3 4B and 12B and of Gemma 4 are of the
+whole, and those of LFM3 are rounded."""
 
 CALL = """
 import sys
@@ -104,18 +107,39 @@ def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
     factory: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = factory.from_config(config)
-    assert sum(p.numel() for p in model.parameters()) == shape.parameters
+    kept = [b for name, b in model.named_buffers() if name in model.state_dict()]
+    assert sum(p.numel() for p in (*model.parameters(), *kept)) == shape.parameters
 
 
 def test_every_ready_recipe_is_estimated_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = sorted(path for p in ENGINES.glob("*/shape.json") for path in p.parent.glob("*.toml"))
-    assert len(recipes) == 26
+    assert len(recipes) == 32
     monkeypatch.setattr("specrt_export.estimate.estimate.cached_file", lambda source, name: None)
     for path in recipes:
         found = estimate(read_recipe(path))
         assert found.download_bytes == sum(2 * model.parameters for model in found.models)
         assert found.total_bytes > found.engine_bytes > found.models[0].step_bytes
         assert found.tokens_per_second(1e9) > found.tokens_per_second(1e9, full=True)
+
+
+def test_layers_that_see_few_positions_keep_few_of_a_long_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gemma3-12b"
+    shutil.copytree(ENGINES / folder.name, folder)
+    recipe = folder / "recipe.toml"
+    text = recipe.read_text("utf-8").replace("max_length = 4096", "max_length = 32768")
+    recipe.write_text(text, "utf-8")
+    target = estimate(read_recipe(recipe)).models[0]
+    # 48 layers, of which each sixth sees all: 32768 positions there, 1024 + 256 elsewhere.
+    row = 2 * 8 * 256 * 4
+    assert target.whole_kv_bytes == 48 * 32768 * row
+    assert target.kv_bytes == (8 * 32768 + 40 * (1024 + 256)) * row <= 0.3 * target.whole_kv_bytes
+    assert target.seen_bytes < target.kv_bytes
+    assert run(["build", "--dry-run", "--bandwidth", "50", str(recipe)]) == 0
+    assert "KV buffers 5.13 GB (25.77 GB without rings)" in capsys.readouterr().out
+    gpu = estimate(read_recipe(ENGINES / folder.name / "tensorrt.toml")).models[0]
+    assert gpu.kv_bytes == gpu.whole_kv_bytes == gpu.seen_bytes
 
 
 def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> None:

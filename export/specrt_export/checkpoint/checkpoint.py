@@ -225,7 +225,11 @@ def linked(checkpoint: Checkpoint, weights: Mapping[str, WeightBytes], folder: P
     return replace(checkpoint, weights=MappingProxyType(moved))
 
 
-TEXT_PARTS = {"gemma3": "gemma3_text"}
+TEXT_PARTS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+}
 """Multimodal model types whose text part is a decoder of its own, and the type of that."""
 
 _OF_TEXT = {
@@ -236,7 +240,9 @@ _OF_TEXT = {
 """How the names of its weights begin in a checkpoint of the whole, today's and older ones, and in a
 checkpoint of its own."""
 
-_OF_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_OF_OTHER_PARTS = re.compile(
+    r"(model\.)?(vision_tower|audio_tower|multi_modal_projector|vision_embedder|embed_vision|embed_audio)\."
+)
 """How the names of weights begin that a text part does not read."""
 
 _OF_ALL = ("bos_token_id", "eos_token_id", "pad_token_id", *KEYS)

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
+from specrt.geometry import ATTENTION, Geometry
 from specrt.held_file import read_file
 from specrt.system.memory import size
 from specrt_export.checkpoint.checkpoint import Checkpoint, text_config
@@ -78,6 +79,10 @@ class ModelEstimate:
     engine_bytes: int
     kv_bytes: int
     """KV buffers, cross keys and values among them."""
+    whole_kv_bytes: int
+    """The same if all attention kept every position, not rings of those that it sees."""
+    seen_bytes: int
+    """What a step reads of full KV buffers."""
     working_bytes: int
     """Activations of the widest prefill pass, or of an encoder's, and of the logits that are read.
     """
@@ -95,7 +100,7 @@ class ModelEstimate:
     @property
     def full_step_bytes(self) -> int:
         """Return what a step reads once all positions are filled."""
-        return self.step_bytes + self.kv_bytes
+        return self.step_bytes + self.seen_bytes
 
     def lines(self) -> Iterator[str]:
         """Yield the figures in words: one line, and one on what may be shared."""
@@ -103,10 +108,13 @@ class ModelEstimate:
         if self.cross_bytes:
             engines = ", ".join(f"{_PARTS[part]} {size(n)}" for part, n in self.parts.items())
         cross = f", cross keys and values {size(self.cross_bytes)}" if self.cross_bytes else ""
+        rings = f" ({size(self.whole_kv_bytes)} without rings)" * (
+            self.whole_kv_bytes > self.kv_bytes
+        )
         yield (
             f"  {self.role:6} {self.checkpoint}: {_count(self.parameters)} parameters, "
             f"{self.precision}, {engines}, KV buffers {size(self.kv_bytes - self.cross_bytes)}"
-            f"{cross}"
+            f"{rings}{cross}"
         )
         if self.encoder_of == "target":
             yield "         reads the target's encoder"
@@ -298,7 +306,12 @@ def _model(
 
     parts = {DECODER: _kept(kept, step=False)} if kept else weights.parts()
     engine_bytes, cross_bytes = bounded(sum(parts.values())), 0
-    kv_bytes = g.kv_bytes(options.batch, options.max_length, weights.float_bytes)
+    rings = model.spec.on_cpu and not (isinstance(shape, ModelShape) and shape.head)
+
+    def kv_bytes(geometry: Geometry, ring_width: int) -> int:
+        sizes = options.batch, options.max_length, weights.float_bytes
+        return geometry.kv_bytes(*sizes, ring_width * rings) + cross_bytes
+
     if isinstance(shape, EncoderDecoderShape):
         cross_bytes = g.kv_bytes(options.batch, max_source, weights.float_bytes)
     return ModelEstimate(
@@ -308,13 +321,23 @@ def _model(
         precision="up to int8" if precision.auto else precision.layers,
         parameters=weights.parameters,
         engine_bytes=engine_bytes,
-        kv_bytes=kv_bytes + cross_bytes,
+        kv_bytes=kv_bytes(g, options.max_width),
+        whole_kv_bytes=kv_bytes(_unwindowed(g), options.max_width),
+        seen_bytes=kv_bytes(g, 1),
         working_bytes=_working(options, shape, max_source),
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
         parts=parts if len(parts) > 1 else {DECODER: engine_bytes},
         cross_bytes=cross_bytes,
         encoder_of=encoder_of,
     )
+
+
+def _unwindowed(geometry: Geometry) -> Geometry:
+    """Return the geometry of a model whose attention sees all positions in every layer."""
+    memories = [
+        replace(one, window=0) if one.kind == ATTENTION else one for one in geometry.memories
+    ]
+    return replace(geometry, memories=tuple(memories))
 
 
 def _encoder_of(
@@ -380,9 +403,7 @@ class _Weights:
         return self.shape.engines(length)
 
     def _file(self, engine: EngineShape) -> int:
-        tables = [m for m in engine.matrices if m.role != "layers"]
-        stored = [m for m in engine.matrices if m.role == "layers"]
-        stored += tables[:1] if self._shared(tables) else tables
+        stored = [m for m in engine.matrices if not self._repeats(m, engine.matrices)]
         sizes = [size for matrix in stored for size in self._tensors(matrix)]
         sizes += [self.float_bytes * items for items in (*engine.vectors, *engine.tables)]
         whole = sum(-(-size // PAGE) * PAGE for size in sizes if size > INLINE)
@@ -395,10 +416,12 @@ class _Weights:
         sizes = [size for matrix in read for size in self._tensors(matrix)]
         return sum(sizes) + self.float_bytes * sum(decoder.vectors)
 
-    def _shared(self, tables: list[Matrix]) -> bool:
-        """Tell whether embedding and head are one table in the engine, as in the checkpoint."""
-        names = [list(self._tensors(table)) for table in tables]
-        return self.shape.tied and len(names) == 2 and names[0] == names[1]
+    def _repeats(self, head: Matrix, matrices: Sequence[Matrix]) -> bool:
+        """Tell whether a matrix is the head, and one table with the embedding as it is tied to."""
+        if head.role != "head" or not self.shape.tied:
+            return False
+        tables = [list(self._tensors(m)) for m in matrices if m.role == "embedding"]
+        return list(self._tensors(head)) in tables
 
     def _tensors(self, matrix: Matrix) -> Iterator[int]:
         """Yield the bytes of a matrix and of its scales."""
@@ -429,14 +452,17 @@ class _Weights:
         return self.model.spec.float_factor if floats else 1.0
 
 
+_TOKENS, _BY_LAYER = "token_embd.weight", "per_layer_token_embd.weight"
+
+
 def _kept(file: GgufFile, *, step: bool) -> int:
     """Return the bytes of a file's weights in an engine, or those that a step reads of them."""
     tied = "output.weight" not in file.tensors
     total = 0
     for tensor in file.tensors.values():
         form, items = tensor.format, prod(tensor.shape)
-        if step and tensor.name == "token_embd.weight" and not tied:
-            continue
+        if step and (tensor.name == _BY_LAYER or (tensor.name == _TOKENS and not tied)):
+            continue  # of which it reads a row
         if form.precision:
             # A block of several scales has products of them, which fp16 does not hold.
             scale = 2 if form.block == form.items else 4
@@ -466,7 +492,8 @@ def _working(
     where a source is long, and the hidden states of each row are kept.
     """
     g = shape.geometry
-    joined = max((g.heads + 2 * own.kv_heads) * own.key_width for own in g.memories)
+    attending = [own for own in g.memories if own.kind == ATTENTION]
+    joined = max((g.heads + 2 * own.kv_heads) * own.key_width for own in attending)
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
     scores = (g.heads + 1) * max(options.max_length, max_source)
     rows = max(options.gammas, default=0) + 1
@@ -520,7 +547,7 @@ def _object(path: Path) -> dict[str, Any]:
     return data
 
 
-GATED = ("meta-llama/", "google/gemma-")
+GATED = ("meta-llama/", "google/gemma-3-")
 """How the hub names begin whose owners ask that their terms are accepted first."""
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specrt.bundle import CHAIN_HEAD, HEADS
 from specrt.errors import CheckpointError, did_you_mean
-from specrt.geometry import Geometry
+from specrt.geometry import ATTENTION, CONV, SHARED, Geometry, LayerMemory
 from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
 
 DECODER = "engine"
 """What the engine of a decoder is called: its file, and its figures in JSON."""
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""The types of layers that attend, as a config.json names them."""
 
 
 @dataclass(frozen=True)
@@ -29,30 +33,85 @@ class Architecture:
     """Whether query, key and value have biases, whatever the config says."""
     rotations: int = 1
     """Kinds of angles, each with tables of its own."""
+    slides: bool = True
+    """Whether layers see a window where the config has one and does not say whether it is used."""
     defaults: tuple[tuple[str, int], ...] = ()
     """Sizes that a config.json may leave out."""
     head_dim: int = 0
     """The size of a head where the config has none; 0 for hidden size over heads."""
+    scaled: bool = False
+    """Whether a layer multiplies what it makes by a number."""
+    gated: bool = False
+    """Whether what a head attends to passes a gate."""
+    adjusts: bool = False
+    """Whether a feed-forward layer is two thirds as wide as a config says, if it says no more."""
     tied: bool = False
     """Whether embedding and head are one table, where the config does not say."""
 
 
+_GEMMA4 = Architecture(
+    norms=4,
+    scaled=True,
+    head_norms=True,
+    rotations=2,
+    tied=True,
+    head_dim=256,
+    defaults=(
+        ("vocab_size", 262144), ("sliding_window", 512), ("sliding_window_pattern", 6),
+        ("global_head_dim", 512), ("hidden_size_per_layer_input", 256),
+        ("vocab_size_per_layer_input", 262144), ("max_position_embeddings", 131072),
+    ),
+)  # fmt: skip
+_LATENT = Architecture(tied=True)
+
 ARCHITECTURES = {
     "llama": Architecture(),
     "mistral": Architecture(),
-    "qwen2": Architecture(query_bias=True),
-    "qwen3": Architecture(head_norms=True, head_dim=128),
+    "qwen2": Architecture(query_bias=True, slides=False),
+    "qwen3": Architecture(head_norms=True, slides=False, head_dim=128),
     "phi3": Architecture(),
-    "smollm3": Architecture(tied=True),
+    "smollm3": Architecture(slides=False, tied=True),
     "gemma3_text": Architecture(
         norms=4,
         head_norms=True,
         rotations=2,
         tied=True,
         head_dim=256,
-        defaults=(("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4)),
+        defaults=(
+            ("vocab_size", 262208), ("num_attention_heads", 8), ("num_key_value_heads", 4),
+            ("sliding_window", 4096), ("sliding_window_pattern", 6),
+        ),
     ),
-}
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": replace(
+        _GEMMA4,
+        defaults=(
+            *_GEMMA4.defaults, ("sliding_window", 1024), ("hidden_size_per_layer_input", 0),
+            ("max_position_embeddings", 262144),
+        ),
+    ),
+    "lfm2": Architecture(
+        head_norms=True,
+        adjusts=True,
+        tied=True,
+        defaults=(
+            ("conv_L_cache", 3), ("block_multiple_of", 256), ("max_position_embeddings", 128000),
+        ),
+    ),
+    "lfm3": Architecture(
+        norms=4,
+        head_norms=True,
+        rotations=2,
+        tied=True,
+        head_dim=128,
+        gated=True,
+        defaults=(
+            ("conv_L_cache", 7), ("sliding_window", 256), ("max_position_embeddings", 128000),
+        ),
+    ),
+    "minicpm3": _LATENT,
+    "youtu": _LATENT,
+}  # fmt: skip
 """The model types whose sizes are known, held to transformers' own models by the tests."""
 
 
@@ -83,6 +142,178 @@ def is_half(config: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
+class _Sizes:
+    """The sizes in a config.json, or what its model type has where it leaves them out."""
+
+    config: Mapping[str, Any]
+    where: Path
+    known: Architecture
+
+    def number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a size, one that may be 0 with `least`.
+
+        Raises: CheckpointError.
+        """
+        default = dict(self.known.defaults).get(key, default)
+        return whole_number(self.config, key, self.where, default, least=least)
+
+    def maybe(self, key: str) -> int:
+        """Return a size of something that a model may lack; 0 where it does."""
+        return self.number(key, 0, least=0)
+
+    def has(self, key: str, default: bool = False) -> bool:
+        """Tell whether a model has something."""
+        return bool(self.config.get(key, default))
+
+    @property
+    def hidden(self) -> int:
+        """Return the numbers of a hidden state."""
+        return self.number("hidden_size")
+
+    @property
+    def heads(self) -> int:
+        """Return the query heads of a layer."""
+        return self.number("num_attention_heads")
+
+    def types(self) -> list[str]:
+        """Return the type of each layer.
+
+        Raises: CheckpointError.
+        """
+        count, types = self.number("num_hidden_layers"), self.config.get("layer_types")
+        if types is None and (whole := self.config.get("full_attn_idxs")):
+            types = [FULL if layer in whole else CONV for layer in range(count)]
+        if types is None:
+            pattern, first = self.maybe("sliding_window_pattern"), self.maybe("max_window_layers")
+            whole = [i < first or (pattern and (i + 1) % pattern == 0) for i in range(count)]
+            types = [FULL if is_whole else SLIDING for is_whole in whole]
+        if not isinstance(types, list) or len(types) != count:
+            raise CheckpointError(
+                f"{self.where}: layer_types is {types!r}; expected the types of {count} layers: "
+                "fetch the checkpoint again"
+            )
+        return types
+
+    def memories(self) -> tuple[LayerMemory, ...]:
+        """Return what each layer remembers."""
+        types = self.types()
+        owners = types[: len(types) - self.maybe("num_kv_shared_layers")]
+        shared = [
+            LayerMemory(SHARED, owner=len(owners) - 1 - owners[::-1].index(kind))
+            for kind in types[len(owners) :]
+        ]
+        return (*[self._memory(layer, kind) for layer, kind in enumerate(owners)], *shared)
+
+    def _memory(self, layer: int, kind: str) -> LayerMemory:
+        if kind == CONV:
+            return LayerMemory(CONV, key_width=self.hidden, window=self.number("conv_L_cache"))
+        own = replace(self, config={**self.config, **self._other_sizes(layer, kind)})
+        width = own.number("head_dim", self.known.head_dim or self.hidden // self.heads)
+        heads, value = own.number("num_key_value_heads", self.heads), width
+        if self.maybe("kv_lora_rank"):
+            width = self.number("qk_nope_head_dim") + self.number("qk_rope_head_dim")
+            value = self.number("v_head_dim", self.hidden // self.heads)
+        slides = kind == SLIDING and self.has("use_sliding_window", self.known.slides)
+        return LayerMemory(
+            ATTENTION, heads, width, value, self.maybe("sliding_window") if slides else 0
+        )
+
+    def _other_sizes(self, layer: int, kind: str) -> dict[str, Any]:
+        """Return the sizes in which a layer differs from the others."""
+        each, wide = self.config.get("per_layer_config"), self.maybe("global_head_dim")
+        if isinstance(each, dict):
+            return dict(each.get(str(layer), {}))
+        if kind != FULL or not wide:
+            return {}
+        heads = self.maybe("num_global_key_value_heads") if self.has("attention_k_eq_v") else 0
+        return {"head_dim": wide, **({"num_key_value_heads": heads} if heads else {})}
+
+    def inner(self) -> int:
+        """Return the numbers between the projections of a feed-forward layer."""
+        size = self.maybe("block_ff_dim") or self.number("intermediate_size")
+        if not self.has("block_auto_adjust_ff_dim", self.known.adjusts):
+            return size
+        size, factor = 2 * size // 3, self.config.get("block_ffn_dim_multiplier", 1.0)
+        if factor is None:
+            return size
+        step = self.number("block_multiple_of")
+        return -(-int(factor * size) // step) * step
+
+    def rotated(self, geometry: Geometry) -> tuple[int, ...]:
+        """Return the dimensions of a head that each kind of angles rotates."""
+        layers = {kind: geometry.attention(layer) for layer, kind in enumerate(self.types())}
+        partial = self.config.get("partial_rotary_factor") or 1.0
+        rope = self.maybe("qk_rope_head_dim")
+        widths = [
+            rope or int(one.key_width * partial) for kind, one in layers.items() if kind != CONV
+        ]
+        return tuple(widths[: self.known.rotations])
+
+
+Weight = Matrix | int
+"""A matrix, or the numbers of a norm, a bias or a convolution."""
+
+
+def _layer(sizes: _Sizes, geometry: Geometry, layer: int, beside: int) -> Iterator[Weight]:
+    """Yield the weights of a layer; `beside` are numbers that it reads next to a hidden state."""
+    own, read, hidden = geometry.memories[layer], geometry.attention(layer), sizes.hidden
+    if own.kind == CONV:
+        yield from _convolution(sizes, own)
+    elif sizes.maybe("kv_lora_rank"):
+        yield from _latent_attention(sizes, own)
+    else:
+        yield from _attention(sizes, own, read, beside)
+    inner = sizes.inner() * (1 + (own.kind == SHARED and sizes.has("use_double_wide_mlp")))
+    yield Matrix("layers", 2 * inner, hidden)
+    yield Matrix("layers", hidden, inner)
+    yield from (2 * inner, hidden) * sizes.has("mlp_bias")
+    yield from (hidden,) * (sizes.known.norms if sizes.has("use_sandwich_norm", True) else 2)
+    yield from (1,) * sizes.known.scaled
+    if extra := sizes.maybe("hidden_size_per_layer_input"):
+        yield Matrix("layers", extra, hidden)
+        yield Matrix("layers", hidden, extra)
+        yield hidden
+
+
+def _attention(sizes: _Sizes, own: LayerMemory, read: LayerMemory, beside: int) -> Iterator[Weight]:
+    """Yield the weights of attention to the keys and values of `read`, which a layer may own."""
+    queries, keys = sizes.heads * read.key_width, own.kv_heads * own.key_width
+    values = 0 if sizes.has("attention_k_eq_v") and not own.window else keys
+    joined, known = queries + keys + values, sizes.known
+    gates = sizes.heads * (known.gated and sizes.has("use_attention_gate", True))
+    yield Matrix("layers", joined + gates, sizes.hidden + beside)
+    yield Matrix("layers", sizes.hidden, queries)
+    yield from (read.key_width,) * (known.head_norms * (1 if own.kind == SHARED else 2))
+    yield from (joined,) * (sizes.has("attention_bias") or known.query_bias)
+    yield from (sizes.hidden,) * (sizes.has("attention_bias") and not known.query_bias)
+
+
+def _latent_attention(sizes: _Sizes, own: LayerMemory) -> Iterator[Weight]:
+    """Yield the weights of multi-head latent attention; see DeepSeek-V2, arXiv:2405.04434."""
+    rank, latent = sizes.maybe("q_lora_rank"), sizes.number("kv_lora_rank")
+    queries, bias = sizes.heads * own.key_width, sizes.has("attention_bias")
+    joined = (rank or queries) + latent + sizes.number("qk_rope_head_dim")
+    yield Matrix("layers", joined, sizes.hidden)
+    if rank:
+        yield Matrix("layers", queries, rank)
+        yield rank
+    expanded = sizes.number("qk_nope_head_dim") + own.value_width
+    yield Matrix("layers", sizes.heads * expanded, latent)
+    yield latent
+    yield Matrix("layers", sizes.hidden, sizes.heads * own.value_width)
+    yield from (joined, sizes.hidden) * bias
+
+
+def _convolution(sizes: _Sizes, own: LayerMemory) -> Iterator[Weight]:
+    """Yield the weights of a short convolution between two gates."""
+    hidden = sizes.hidden
+    yield Matrix("layers", 3 * hidden, hidden)
+    yield Matrix("layers", hidden, hidden)
+    yield own.window * hidden
+    yield from (3 * hidden, hidden, hidden) * sizes.has("conv_bias")
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The sizes of one decoder, read off its config."""
 
@@ -90,15 +321,12 @@ class ModelShape:
     geometry: Geometry
     hidden: int
     intermediate: int
-    rotary: int
-    """Dimensions of a head that are rotated."""
+    weights: tuple[Weight, ...]
+    rotated: tuple[int, ...]
+    """Dimensions of a head that each kind of angles rotates."""
     tied: bool
-    attention_bias: bool
-    mlp_bias: bool
     half: bool
     """Whether the checkpoint is in fp16 or bf16."""
-    scored: int
-    """Entries of the vocabulary that are scored: all, but for some drafts."""
     head: str = ""
     """The format of a head, which reads what its target leaves; empty of a model."""
 
@@ -122,74 +350,62 @@ class ModelShape:
                 f"{where}: model_type is {kind!r}; sizes are known of {', '.join(names)}"
                 f"{did_you_mean(str(kind), names)}; build the recipe to see what it takes"
             )
-
-        def number(key: str, default: int | None = None) -> int:
-            return whole_number(config, key, where, dict(known.defaults).get(key, default))
-
-        heads, hidden = number("num_attention_heads"), number("hidden_size")
-        head_dim = number("head_dim", known.head_dim or hidden // heads)
-        partial = config.get("partial_rotary_factor") or 1.0
-        window = config.get("sliding_window") or 0
-        layers, trained = number("num_hidden_layers"), number("max_position_embeddings", 2048)
+        if config.get("enable_moe_block"):
+            raise CheckpointError(
+                f"{where}: its layers are mixtures of experts, whose sizes are not known; expected "
+                "a dense model"
+            )
+        sizes, head = _Sizes(config, where, known), named_head(config) or ""
+        # With two sets of angles only that of short texts is built.
+        trained = sizes.number("max_position_embeddings", 2048)
+        positions = sizes.number("original_max_position_embeddings", trained)
+        vocab = sizes.number("vocab_size")
+        geometry = Geometry(sizes.heads, vocab, positions, sizes.memories())
+        weights = tuple(_weights(sizes, geometry, head))
         return cls(
             model_type=str(kind),
-            geometry=Geometry.uniform(
-                layers=layers,
-                heads=heads,
-                kv_heads=number("num_key_value_heads", heads),
-                head_dim=head_dim,
-                vocab_size=number("vocab_size"),
-                # With two sets of angles only that of short texts is built.
-                max_positions=number("original_max_position_embeddings", trained),
-                windows=(window,) * layers,
-            ),
-            hidden=hidden,
-            intermediate=number("intermediate_size"),
-            rotary=int(head_dim * partial),
+            geometry=geometry,
+            hidden=sizes.hidden,
+            intermediate=sizes.inner(),
+            weights=weights,
+            rotated=sizes.rotated(geometry),
             tied=bool(config.get("tie_word_embeddings", known.tied)),
-            attention_bias=bool(config.get("attention_bias")) or known.query_bias,
-            mlp_bias=bool(config.get("mlp_bias")),
             half=is_half(config),
-            scored=number("draft_vocab_size", number("vocab_size")),
-            head=named_head(config) or "",
+            head=head,
         )
 
     @property
     def parameters(self) -> int:
         """Return the weights of the model, a tied table once."""
-        table = self.geometry.vocab_size * self.hidden
-        matrices = sum(m.rows * m.columns for m in self.matrices() if m.role == "layers")
-        own = not self.tied or self.head != "" or self.scored != self.geometry.vocab_size
-        return matrices + table + own * self.scored * self.hidden + sum(self.vectors())
+        matrices = [one for one in self.weights if isinstance(one, Matrix)]
+        scored = next(one.rows for one in matrices if one.role == "head")
+        own = not self.tied or self.head != "" or scored != self.geometry.vocab_size
+        kept = [one for one in matrices if own or one.role != "head"]
+        return sum(one.rows * one.columns for one in kept) + sum(self.vectors())
 
     def engines(self, max_length: int) -> dict[str, EngineShape]:
         """Return what the file of each engine holds: there is one."""
-        angles = max_length * (self.rotary // 2)
-        tables = (angles,) * (2 * ARCHITECTURES[self.model_type].rotations)
-        return {DECODER: EngineShape(tuple(self.matrices()), tuple(self.vectors()), tables)}
-
-    def matrices(self) -> Iterator[Matrix]:
-        """Yield the matrices of an engine: projections that read the same input are one."""
-        g, hidden = self.geometry, self.hidden
-        for layer, own in enumerate(g.memories):
-            queries, keys = g.heads * own.key_width, own.kv_heads * own.key_width
-            # The feature next to each token, where a head reads pairs.
-            beside = hidden if HEADS.get(self.head) == CHAIN_HEAD and not layer else 0
-            yield Matrix("layers", queries + 2 * keys, hidden + beside)
-            yield Matrix("layers", hidden, queries)
-            yield Matrix("layers", 2 * self.intermediate, hidden)
-            yield Matrix("layers", hidden, self.intermediate)
-        yield Matrix("embedding", g.vocab_size, hidden)
-        yield Matrix("head", self.scored, hidden)
+        matrices = tuple(one for one in self.weights if isinstance(one, Matrix))
+        tables = tuple(max_length * (width // 2) for width in self.rotated for _ in range(2))
+        return {DECODER: EngineShape(matrices, tuple(self.vectors()), tables)}
 
     def vectors(self) -> Iterator[int]:
-        """Yield the sizes of norms and biases."""
-        g, known = self.geometry, ARCHITECTURES[self.model_type]
-        for own in g.memories:
-            joined = (g.heads + 2 * own.kv_heads) * own.key_width
-            yield from (self.hidden,) * known.norms
-            yield from (own.key_width,) * (2 * known.head_norms)
-            yield from (joined,) * self.attention_bias
-            yield from (self.hidden,) * (self.attention_bias and not known.query_bias)
-            yield from (2 * self.intermediate, self.hidden) * self.mlp_bias
-        yield self.hidden
+        """Yield the sizes of norms, biases and convolutions."""
+        return (one for one in self.weights if isinstance(one, int))
+
+
+def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
+    """Yield the weights of a model. Projections that read the same input are one."""
+    hidden, vocab = sizes.hidden, geometry.vocab_size
+    for layer in range(geometry.layers):
+        # The feature next to each token, where a head reads pairs.
+        is_pair = HEADS.get(head) == CHAIN_HEAD and not layer
+        yield from _layer(sizes, geometry, layer, hidden * is_pair)
+    yield hidden
+    if extra := sizes.maybe("hidden_size_per_layer_input"):
+        yield Matrix("layers", geometry.layers * extra, hidden)
+        yield extra
+        rows = sizes.number("vocab_size_per_layer_input")
+        yield Matrix("embedding", rows, geometry.layers * extra)
+    yield Matrix("embedding", vocab, hidden)
+    yield Matrix("head", sizes.number("draft_vocab_size", vocab), hidden)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from specrt.engine.ort.ort_engine import packed_shape, ring_lengths
+from specrt.engine.ort.ort_engine import packed_shape
 from specrt.errors import BuildError
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
@@ -104,8 +104,7 @@ class Attention:
 
     def __init__(self, view: GraphView, target: OrtTarget) -> None:
         self._view = view
-        self._geometry = target.geometry
-        self._length, self._lengths = target.max_length, _lengths(target)
+        self._geometry, self._target = target.geometry, target
         self._biases: dict[tuple[str, int], str] = {}
         self._has_blocks = any(i.name == CONTEXT for i in view.graph.input)
 
@@ -120,10 +119,12 @@ class Attention:
     def attributes(self, layer: Layer, rotates: bool) -> dict[str, Any]:
         """See `FusedKernel`; a window of 0 is none."""
         memory = self._geometry.memories[layer.index]
+        length, width = self._target.max_length, self._target.max_width
+        keys = self._geometry.buffers[f"key.{layer.index}"]
         optional = {
             "value_size": memory.value_width if memory.value_width != memory.key_width else 0,
             "shared": layer.shares,
-            "ring": self._lengths[f"key.{layer.index}"] < self._length,
+            "ring": keys.positions(length, width) < length,
             "bidirectional": self._has_blocks and sees_ahead(self._view, layer),
         }
         return {
@@ -142,7 +143,9 @@ class Attention:
             return ""  # their masks say what is seen, and no more
         mask, window = layer.node.input[3], self._geometry.memories[layer.index].window
         if (mask, window) not in self._biases:
-            table = bias_by_distance(self._view, mask, self._geometry, window, self._length)
+            table = bias_by_distance(
+                self._view, mask, self._geometry, window, self._target.max_length
+            )
             stored = ""
             if table is not None:
                 name = f"{self._view.fresh('biases')}.table"
@@ -286,21 +289,16 @@ def _pack(view: GraphView, target: OrtTarget) -> None:
         )
 
 
-def _lengths(target: OrtTarget) -> dict[str, int]:
-    """Return the positions of each buffer; a head's are all there are."""
-    width = target.max_width or target.max_length
-    return ring_lengths(target.geometry, target.max_length, width)
-
-
 def _declare(view: GraphView, target: OrtTarget) -> None:
     """Declare inputs and outputs of the packed graph."""
-    batch, max_source, lengths = target.batch, target.max_source, _lengths(target)
+    batch, max_source = target.batch, target.max_source
     for value in (*view.graph.input, *view.graph.output):
         name = value.name.removeprefix("present_")
         shape = cross_shape(value, batch, max_source)
         if name in target.geometry.buffers:
             one = target.geometry.buffers[name]
-            shape = packed_shape(name, one.heads, one.width, batch, lengths[name])
+            positions = one.positions(target.max_length, target.max_width)
+            shape = packed_shape(name, one.heads, one.width, batch, positions)
         if shape:
             value.CopyFrom(_value(value.name, TensorProto.FLOAT, shape))
     gone = "start", "source_length", POSITIONS

@@ -274,6 +274,7 @@ def _check_read(checkpoint: Checkpoint, read: Collection[str]) -> None:
         if name not in read
         and not NEVER_READ.search(name)
         and not _predicts_further(checkpoint, name)
+        and not _is_shared(checkpoint, name)
         and not (name.endswith("bias") and _is_zero(checkpoint, name))
         and not any(same_floats(weight, one) for one in ours)
     ]
@@ -293,6 +294,15 @@ def _predicts_further(checkpoint: Checkpoint, name: str) -> bool:
     if layer is None or not isinstance(first, int) or not isinstance(count, int):
         return False
     return first <= int(layer[1]) < first + count
+
+
+def _is_shared(checkpoint: Checkpoint, name: str) -> bool:
+    """Tell whether a weight is of keys or values of a layer that reads another's in their place."""
+    layer, config = re.search(r"\blayers\.(\d{1,6})\.self_attn\.[kv]_", name), checkpoint.config
+    count, shared = config.get("num_hidden_layers"), config.get("num_kv_shared_layers")
+    if layer is None or not isinstance(count, int) or not isinstance(shared, int):
+        return False
+    return count - shared <= int(layer[1]) < count
 
 
 def _is_zero(checkpoint: Checkpoint, name: str) -> bool:

@@ -375,10 +375,8 @@ class Footprint:
 def footprint(manifest: Manifest, before: int, has_draft: bool) -> Footprint:
     """Return the memory taken so far, for a bundle whose draft may have stayed closed."""
     models = [manifest.target, *([manifest.draft] if manifest.draft and has_draft else [])]
-    caches = (
-        m.geometry.kv_bytes(manifest.batch, manifest.max_length, m.kv_item_bytes) for m in models
-    )
-    return Footprint(before, peak_bytes(), sum(m.weight_bytes for m in models), sum(caches))
+    weights = sum(model.weight_bytes for model in models)
+    return Footprint(before, peak_bytes(), weights, manifest.kv_bytes(*models))
 
 
 def resident_bytes(status: Path = _STATUS) -> int:

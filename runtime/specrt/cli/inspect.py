@@ -49,7 +49,7 @@ def memory(bundle: Path, manifest: Manifest) -> dict[str, int]:
     cross = sum(model.cross_bytes(manifest.batch) for model in manifest.models)
     caches = cross
     for model in manifest.models:
-        one = model.geometry.kv_bytes(manifest.batch, manifest.max_length, model.kv_item_bytes)
+        one = manifest.own_kv_bytes(model)
         caches += one * backend_of(manifest, model).facts(bundle / model.engine).kv_sets
     found = {"weight_bytes": weights, "kv_bytes": caches, "total_bytes": weights + caches}
     return {**found, "cross_bytes": cross} if cross else found

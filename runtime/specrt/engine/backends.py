@@ -159,7 +159,7 @@ def notices(manifest: Manifest) -> list[str]:
 def host_bytes(manifest: Manifest) -> int:
     """Return the bytes of main memory that weights and full KV buffers take."""
     return sum(
-        m.weight_bytes + m.kv_bytes(manifest.batch, manifest.max_length)
+        m.weight_bytes + manifest.kv_bytes(m)
         for m in manifest.models
         if backend_of(manifest, m).host_memory
     )

@@ -47,8 +47,8 @@ class EngineSpec:
 
     @property
     def ring_width(self) -> int:
-        """Return what rings leave room for, in tokens: a head's hold every position."""
-        return self.max_length if self.kind in HEADS.values() else self.max_width
+        """Return what rings leave room for, in tokens; 0 of a head, which keeps every position."""
+        return 0 if self.kind in HEADS.values() else self.max_width
 
     def require_encoder(self) -> EncoderRecord:
         """Return what conditions the decoder of an encoder-decoder."""

@@ -29,10 +29,10 @@ from specrt.engine.protocol import (
     pass_size,
 )
 from specrt.errors import EngineError, first_line, shortage
-from specrt.geometry import Geometry
+from specrt.geometry import GROUP, Geometry
 from specrt.held_file import HeldFile
 
-TILE = 16
+TILE = GROUP
 """Positions of a group of keys, and lanes of a vector of values."""
 
 
@@ -48,29 +48,15 @@ def packed_shape(name: str, heads: int, width: int, batch: int, positions: int) 
     return batch, heads, groups * TILE, -(-width // TILE) * TILE
 
 
-def ring_lengths(geometry: Geometry, max_length: int, max_width: int) -> dict[str, int]:
-    """Return the positions that each buffer of the CPU kernels has: whole groups of 16.
-
-    What sees few of the latest positions keeps a ring of those, where that is shorter.
-    """
-    lengths = {}
-    for name, one in geometry.buffers.items():
-        length = -(-one.ring(max_length, max_width) // TILE) * TILE
-        lengths[name] = length if length < max_length else max_length
-    return lengths
-
-
 def least_position(written: Sequence[int], back: int, row: int) -> int:
     """Return the least position that a row can go on from; see `EngineTraits.rewind`."""
     return max(0, written[row] - back) if back else 0
 
 
-def going_back(geometry: Geometry, max_length: int, max_width: int) -> int:
+def going_back(geometry: Geometry, max_length: int, ring_width: int) -> int:
     """Return how many positions before its end a row may go on from; 0 where it is all of them."""
-    lengths = ring_lengths(geometry, max_length, max_width)
-    buffers = geometry.buffers
-    kept = [n - buffers[name].seen + 1 for name, n in lengths.items() if n < max_length]
-    return min(kept, default=0)
+    lengths = [(one, one.positions(max_length, ring_width)) for one in geometry.buffers.values()]
+    return min((n - one.seen + 1 for one, n in lengths if n < max_length), default=0)
 
 
 class RowScores(NamedTuple):
@@ -106,7 +92,7 @@ class OrtEngine:
         self.max_width = max_width = spec.max_width
         self._session, self._weights = session, weights
         self.max_rows = max_width
-        self._ring_lengths = ring_lengths(self.geometry, max_length, spec.ring_width)
+        self._ring_width = spec.ring_width
         self._back = going_back(self.geometry, max_length, spec.ring_width)
         self._caches = self._allocate()
         self._read_only: dict[str, NDArray[Any]] = {}
@@ -131,10 +117,10 @@ class OrtEngine:
 
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
-        shapes = {
-            name: packed_shape(name, one.heads, one.width, self.batch, self._ring_lengths[name])
-            for name, one in self.geometry.buffers.items()
-        }
+        shapes = {}
+        for name, one in self.geometry.buffers.items():
+            positions = one.positions(self.max_length, self._ring_width)
+            shapes[name] = packed_shape(name, one.heads, one.width, self.batch, positions)
         self.check_shapes(shapes)
         return {name: aligned_zeros(shape) for name, shape in shapes.items()}
 

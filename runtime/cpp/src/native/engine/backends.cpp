@@ -56,12 +56,16 @@ std::shared_ptr<Model> open_model(const Bundle& bundle, const ModelRecord& model
 }  // namespace
 
 double kv_bytes(const Manifest& manifest, const ModelRecord& model, int rows) {
-  const double positions = static_cast<double>(rows) * manifest.max_length;
-  const double features = model.kind.empty() ? 4.0 * positions * model.features : 0;
-  double widths = 0;
-  for (const MemoryBuffer& one : model.geometry.buffers())
-    widths += static_cast<double>(one.heads) * one.width;
-  return features + positions * widths * model.kv_item_bytes;
+  const auto length = static_cast<std::size_t>(manifest.max_length);
+  const bool is_model = model.kind.empty();
+  const std::size_t ring_width = is_model && model.backend == "ort-cpu" ? manifest.max_width() : 0;
+  double items = 0;
+  for (const MemoryBuffer& one : model.geometry.buffers()) {
+    const auto positions = static_cast<double>(one.positions(length, ring_width));
+    items += positions * one.heads * one.width;
+  }
+  const double features = is_model ? 4.0 * manifest.max_length * model.features : 0;
+  return rows * (features + items * model.kv_item_bytes);
 }
 
 Models open_models(const Bundle& bundle, const OpenOptions& options, int threads) {

@@ -179,7 +179,6 @@ class OrtEngine : public Engine {
   };
 
   void allocate();
-  std::size_t ring(const MemoryBuffer& buffer) const;
   void check_ports() const;
   void check(std::size_t width, std::size_t start, std::size_t rows) const;
   void note(std::size_t width, std::size_t start);
@@ -210,8 +209,9 @@ void OrtEngine::allocate() {
   check_ports();
   const std::int64_t tile = size_of(kernels::kTile);
   const auto tiles = [&](std::int64_t count) { return (count + tile - 1) / tile; };
+  const std::size_t width = settings_.head ? 0 : settings_.max_width;  // a head keeps all
   for (const MemoryBuffer& one : settings_.geometry.buffers()) {
-    const std::size_t positions = ring(one);
+    const std::size_t positions = one.positions(settings_.max_length, width);
     const std::int64_t groups = tiles(size_of(positions));
     const bool is_key = one.name.rfind("key.", 0) == 0;
     const Shape shape =
@@ -228,16 +228,6 @@ void OrtEngine::allocate() {
     const std::size_t kept = positions - static_cast<std::size_t>(one.seen) + 1;
     back_ = back_ == 0 ? kept : std::min(back_, kept);
   }
-}
-
-// The positions of a buffer. What sees few of the latest ones keeps a ring of those and the widest
-// pass, where that is shorter: position p lies at p modulo so many. A head's hold all.
-std::size_t OrtEngine::ring(const MemoryBuffer& buffer) const {
-  const std::size_t all = settings_.max_length;
-  if (buffer.seen == 0 || settings_.head) return all;
-  const std::size_t tile = kernels::kTile;
-  const std::size_t least = static_cast<std::size_t>(buffer.seen) + settings_.max_width;
-  return std::min((least + tile - 1) / tile * tile, all);
 }
 
 void OrtEngine::note(std::size_t width, std::size_t start) {

@@ -1,6 +1,7 @@
 // A compiled model as the rest of the native runtime sees it: one verb over KV buffers.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,15 @@ struct MemoryBuffer {
   int heads;
   int width;
   int seen;  // latest positions that a token reads, its own included; 0: all
+
+  // How many positions it has: all, or whole groups of 16 in a ring of those that a token reads and
+  // a pass of `ring_width` tokens writes first, where these are fewer: position p lies at p modulo
+  // so many. With a width of 0 an engine keeps no rings.
+  std::size_t positions(std::size_t max_length, std::size_t ring_width) const {
+    if (seen == 0 || ring_width == 0) return max_length;
+    const std::size_t least = static_cast<std::size_t>(seen) + ring_width;
+    return std::min((least + 15) / 16 * 16, max_length);
+  }
 };
 
 struct Geometry {
