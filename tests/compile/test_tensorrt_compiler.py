@@ -13,6 +13,7 @@ import pytest
 
 from compile.plans import CANDIDATES, GAMMAS, Planned, make
 from lower.lowering import MAX_LENGTH
+from shared import nightly_but
 from specrt.engine.tensorrt.library import Library
 from specrt.errors import BuildError
 from specrt.geometry import Geometry
@@ -125,6 +126,22 @@ def test_a_plan_computes_in_place_and_its_record_says_what_was_made(
     # Whatever layouts the profiles want; the constants of TensorRT's own take the rest.
     if name == "target":
         assert record.weight_bytes < 1.02 * made.graph.with_name(WEIGHTS).stat().st_size
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("case", nightly_but(["lfm2"], ["gemma4", "lfm2", "minicpm3"]))
+def test_layers_that_remember_in_other_ways_have_their_buffers(
+    plans: Plans, source: Source, library: Library, case: str
+) -> None:
+    made, geometry = plans(case, "fp16"), geometry_of(read_graph(source(case)[0]))
+    with parsed(library, made.graph) as network:
+        updates = layers(network, "KV_CACHE_UPDATE")
+        assert sorted(update.get_input(0).name for update in updates) == caches(geometry)
+        for update in updates:
+            one = geometry.buffers[update.get_input(0).name]
+            assert tuple(update.get_output(0).shape) == (1, one.heads, MAX_LENGTH, one.width)
+    assert made.record.form == "native"
+    assert made.plan.is_file()
 
 
 def test_what_tensorrt_would_not_take_is_not_compiled(
