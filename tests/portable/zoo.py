@@ -187,8 +187,7 @@ MEMORIES: dict[str, Model] = {
 """Layers that remember in other ways than by keys and values of one shape."""
 
 NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
-"""Neighbouring numbers of a head are turned together, which ort-cuda refuses. Attention and gates
-read one value."""
+"""Neighbouring numbers of a head are turned together. Attention and gates read one value."""
 
 _WIDE: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
 WIDE: dict[str, dict[str, Any]] = {
