@@ -107,6 +107,8 @@ def tiny_config(kind: str, left_out: Sequence[str] = ()) -> Any:
         sizes.pop("sliding_window", None)
     if known.get("is_encoder_decoder"):
         sizes.pop("is_decoder", None)
+    if known.get("kv_lora_rank"):  # each head makes keys and values of what is shared
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     if known.get("layer_types"):
         types = sorted(set(known["layer_types"]), reverse=True)[:2]
         sizes["layer_types"] = types * (2 // len(types))
@@ -226,7 +228,6 @@ SHORT = (
     (r"\S+ names its layers and widths in.*", "sizes that have names of their own"),
     (r"\w+ computes positions otherwise.*", "computes positions otherwise than by a table"),
     (r"\w+ computes its relative bias in.*", "relative biases not of each query and key"),
-    (r"\w+ keeps keys and values of \d+ shapes.*", "keys and values of several shapes"),
     (r"the model's attention mask is neither.*", "a mask neither causal nor a sliding window"),
     (r"the model in .*DataDependentOutputException.*", "what it computes depends on values"),
     (r"the model in \S+ does not trace \((.*)\);.*", r"does not trace: \1"),
