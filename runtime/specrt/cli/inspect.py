@@ -19,7 +19,7 @@ from specrt.doctor import abilities, libraries, machine
 from specrt.engine.backends import backend_of
 from specrt.engine.ort.kernels import CONTRIB
 from specrt.errors import BundleError
-from specrt.geometry import ATTENTION, Geometry
+from specrt.geometry import ATTENTION, CONV, SHARED, Geometry
 from specrt.params import AUTO
 from specrt.system.memory import size
 from specrt.text.tokenizer import Tokenizer
@@ -164,6 +164,18 @@ def _kernel_facts(manifest: Manifest) -> list[tuple[str, str]]:
     return [("kernels", f"specrt's, {layout}" if own else "none: those of ONNX Runtime")]
 
 
+def _layers(geometry: Geometry) -> str:
+    """Return how many layers there are, and what they see where it is not every position."""
+    parts = [str(geometry.layers)]
+    for kind, verb in ((ATTENTION, "see"), (CONV, "convolve")):
+        seen = [one.window for one in geometry.memories if one.kind == kind and one.window]
+        if seen:
+            parts.append(f"{len(seen)} of them {verb} {_list(tuple(sorted({*seen})))} positions")
+    shared = sum(one.kind == SHARED for one in geometry.memories)
+    parts += [f"{shared} share keys and values"] * (shared > 0)
+    return ", ".join(parts)
+
+
 def _kv_heads(geometry: Geometry) -> str:
     """Return the heads of keys and values of the layers that keep some."""
     kinds = Counter(
@@ -181,8 +193,6 @@ def _kv_heads(geometry: Geometry) -> str:
 
 def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     g = model.geometry
-    near = [one.window for one in g.memories if one.window]
-    sliding = f", {len(near)} of them see {_list(tuple(sorted({*near})))} positions"
     of = "; drafts from the target's features" if model.kind else ""
     encoder = model.encoder
     if encoder is not None and not encoder.encoder:
@@ -190,7 +200,7 @@ def _model_facts(model: ModelRecord) -> list[tuple[str, str]]:
     cross = [("  cross heads", f"{encoder.heads} of {encoder.head_dim}")] if encoder else []
     return [
         ("  model", f"{model.model_type}, {model.parameters / 1e6:.1f} M parameters{of}"),
-        ("  layers", f"{g.layers}{sliding if near else ''}"),
+        ("  layers", _layers(g)),
         ("  heads", f"{g.heads}, {_kv_heads(g)}"),
         *cross,
         ("  vocabulary", str(g.vocab_size)),
