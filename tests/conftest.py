@@ -47,7 +47,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if reporter is None or narrowed:
         return
     absent = [f"{what}: no {name}" for name, what in LACKING.items() if not shutil.which(name)]
-    reporter.write_line("all tests take about eight minutes on two cores that nothing else uses")
+    reporter.write_line("all tests take six to eight minutes on two cores that nothing else uses")
     for line in (*absent, "long variants, which run with ARGS='-m nightly'"):
         reporter.write_line(f"skipped: {line}")
 

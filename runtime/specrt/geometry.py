@@ -173,7 +173,10 @@ class Geometry:
 
     @staticmethod
     def current(written: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """Return a record in the present form; see `records.read`."""
+        """Return a record in the present form; see `records.read`.
+
+        Engines of the earlier form keep every position, of whatever windows: here they have none.
+        """
         if "head_dim" not in written:
             return written
         old = read(_OneShape, written, name)
@@ -188,7 +191,7 @@ class Geometry:
             "heads": old.heads,
             "vocab_size": old.vocab_size,
             "max_positions": old.max_positions,
-            "memories": [{**one, "window": window} for window in old.windows],
+            "memories": [one] * old.layers,
         }
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from specrt.bundle import FORMAT, Bundle, Manifest, read_manifest
 from specrt.errors import BundleError
+from specrt.geometry import Geometry
 from specrt.text.chat_template import read_template
 from speech.folders import speech_folder
 from support.bundles import listed, record
@@ -172,6 +173,17 @@ OF_ONE_SHAPE = {
     "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 300, "max_positions": 64,
     "windows": [0, 16],
 }  # fmt: skip
+
+
+def test_a_bundle_of_an_earlier_format_keeps_every_position(bundle: Path) -> None:
+    edit(bundle, "format", 3)
+    for role in ("target", "draft"):
+        edit(bundle, f"{role} geometry", OF_ONE_SHAPE)
+    manifest = Bundle.open(bundle).manifest
+    assert manifest.target.geometry == Geometry.uniform(2, 4, 2, 8, 300, 64)
+    assert manifest.kv_bytes() == 2 * (2 * 2 * (64 + 64) * 8 * 4)
+
+
 WRONG: list[tuple[str, Any, str]] = [
     *((key, GONE, key) for key, field in sorted(Manifest.__dataclass_fields__.items())
       if key != "format" and field.default is field.default_factory),

@@ -363,6 +363,22 @@ def least(document: Document) -> Document:
     return made
 
 
+def earlier(document: Document) -> Document:
+    """Return a manifest in format 3, whose engines have windows and no rings, or a tuning."""
+    made = copy.deepcopy(document)
+    if "batch" in made:
+        made["format"] = 3
+    for role in ("target", "draft"):
+        if role in made:
+            geometry = made[role]["geometry"]
+            memories = geometry.pop("memories")
+            geometry |= {
+                "layers": len(memories), "kv_heads": memories[0]["kv_heads"],
+                "head_dim": memories[0]["key_width"], "windows": [16] * len(memories),
+            }  # fmt: skip
+    return made
+
+
 def _model(manifest: Manifest, model: ModelRecord) -> Document:
     sizes = ("heads", "vocab_size", "max_positions")
     names = (
@@ -376,7 +392,9 @@ def _model(manifest: Manifest, model: ModelRecord) -> Document:
     }
 
 
-@pytest.mark.parametrize("reduce", [copy.deepcopy, least], ids=["every field", "no default"])
+@pytest.mark.parametrize(
+    "reduce", [copy.deepcopy, least, earlier], ids=["every field", "no default", "format 3"]
+)
 def test_both_read_the_same_of_what_python_writes(
     native_calls: NativeCalls, folder: Path, reduce: Callable[[Document], Document]
 ) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lower.lowering import Lowering, lowered
 from portable.zoo import Exported
+from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.ort.kernels import missing_kernels
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
@@ -131,7 +132,10 @@ def test_a_row_does_not_go_back_to_what_its_layers_forgot(
         token = [int(rounds.texts[-1][least])]
         (found,) = engine.forward_rows([Feed(0, token, least, 1)])
         assert np.array_equal(found.logits[0, 0], rounds.plain[-1][least])
+        assert TrimmedEngine(engine, np.zeros(1, np.int32)).traits.rewind(0) == least
+        assert engine.traits.rewind(1) == 0
         with pytest.raises(EngineError, match=f"from position {least} on"):
-            engine.forward_rows([Feed(0, token, least - 1, 1)])
+            engine.forward_rows([Feed(1, token, least, 1), Feed(0, token, least - 1, 1)])
+        assert engine.traits.rewind(1) == 0, "a pass that is refused writes no row"
         engine.forward_rows([Feed(0, token, 0, 1)])  # a text that begins anew may
         assert engine.traits.rewind(0) == 0

@@ -12,8 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specrt.errors import ExportError
+from specrt.geometry import ATTENTION, SHARED, LayerMemory
 from specrt_export.portable.fake_model import StoredWeights, build
-from specrt_export.portable.hook import Hook
+from specrt_export.portable.hook import Hook, Probe
 from specrt_export.portable.trace import trace
 
 pytestmark = pytest.mark.export
@@ -52,6 +53,23 @@ def test_an_attention_with_more_terms_is_refused() -> None:
     module.layer_idx = 0
     with pytest.raises(ExportError, match="builds its attention mask itself"):
         Hook().attention(module, q, q, q, None)
+
+
+def test_a_layer_that_shares_keys_has_the_window_of_their_owner() -> None:
+    key, value = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 1, 4)
+    hook, probe = Hook(), Probe(2, 1)
+    probe.update(key, value, 0)
+    hook.read = {0: (key, value), 1: (key, value)}
+    hook.windows = {0: 8, 1: 8}
+    owner = LayerMemory(ATTENTION, 2, 4, 4, 8)
+    assert probe.memories(hook, 2, "toy") == (owner, LayerMemory(SHARED, owner=0))
+    hook.read[1] = key, value.clone()
+    assert probe.memories(hook, 2, "toy") == (owner, owner)
+    hook.read[1], hook.windows[1] = (key, value), 0
+    with pytest.raises(
+        ExportError, match="layer 1 of toy reads the keys of layer 0 within a windo"
+    ):
+        probe.memories(hook, 2, "toy")
 
 
 def test_positions_that_begin_at_the_padding_token_are_refused(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def lower_cpu(
 ) -> Lowered:
     """Rewrite a portable graph; weights are read where the smallest format is looked for."""
     view, counts = canonical_view(portable, weights, target)
+    # First of all: angles have its shape.
     view.graph.input.append(_value(POSITIONS, TensorProto.INT64, ["S"]))
     crossing = fuse_cross_attention(view)
     convolutions = fuse_convolutions(view, SLOTS, POSITIONS)

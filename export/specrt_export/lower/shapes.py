@@ -153,11 +153,8 @@ class Shapes:
             return None
         axis = int(axes.reshape(-1)[0]) % len(whole)
         bounds = [self._view.scalar(i) for i in (*node.input[1:3], *node.input[4:])]
-        left = (
-            None
-            if None in bounds
-            else _left(whole[axis], *(int(b) for b in bounds if b is not None))
-        )
+        known = [int(bound) for bound in bounds if bound is not None]
+        left = _left(whole[axis], *known) if len(known) == len(bounds) else None
         return (*whole[:axis], left or f"size of {output}", *whole[axis + 1 :])
 
     def _multiplied(self, node: onnx.NodeProto, left: Dims, right: Dims) -> Dims | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -81,7 +80,8 @@ class Probe(_Empty):
     def memories(self, hook: Hook, layers: int, model_type: str) -> tuple[LayerMemory, ...]:
         """Return what each layer remembers, after a pass in which `hook` saw it attend.
 
-        Raises: ExportError for a layer that neither attends nor convolves.
+        Raises: ExportError for a layer that neither attends nor convolves, or that shares keys
+            within another window than their owner's.
         """
         return tuple([self._memory(hook, layer, model_type) for layer in range(layers)])
 
@@ -95,10 +95,17 @@ class Probe(_Empty):
                 "memory for each layer"
             )
         key, value = hook.read[layer]
-        owners = [at for at, (shown, _) in self.pairs.items() if shown is key]
-        if owners and owners[0] != layer:
-            return LayerMemory(SHARED, owner=owners[0])
         heads, window = int(key.shape[1]), hook.windows[layer]
+        owners = [at for at, shown in self.pairs.items() if shown[0] is key and shown[1] is value]
+        if owners and owners[0] != layer:
+            owner = owners[0]
+            if window != hook.windows[owner]:
+                raise ExportError(
+                    f"layer {layer} of {model_type} reads the keys of layer {owner} within a "
+                    f"window of {window}, and that one within {hook.windows[owner]} (0 is none); a "
+                    "layer that shares has its owner's window"
+                )
+            return LayerMemory(SHARED, owner=owner)
         return LayerMemory(ATTENTION, heads, int(key.shape[3]), int(value.shape[3]), window)
 
 
@@ -411,11 +418,16 @@ FUNCTIONS = {"causal_conv1d_fn": causal_conv}
 def replaced(model: torch.nn.Module) -> Iterator[None]:
     """Let a model's modules call `FUNCTIONS` meanwhile."""
     homes = {sys.modules[type(module).__module__] for module in model.modules()}
-    with ExitStack() as stack:
-        for home in homes:
-            for name in FUNCTIONS.keys() & vars(home).keys():
-                stack.enter_context(patch.object(home, name, FUNCTIONS[name]))
+    own = [
+        (home, name, vars(home)[name]) for home in homes for name in FUNCTIONS if name in vars(home)
+    ]
+    try:
+        for home, name, _ in own:
+            setattr(home, name, FUNCTIONS[name])
         yield
+    finally:
+        for home, name, function in own:
+            setattr(home, name, function)
 
 
 @contextmanager

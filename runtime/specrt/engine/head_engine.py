@@ -6,6 +6,7 @@ Source: EAGLE-3, Li et al. 2025, arXiv:2503.01840.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ class TrimmedEngine:
         self.max_length = engine.max_length
         self.max_width = engine.max_width
         self.max_rows = engine.max_rows
-        self.traits = EngineTraits(padded=engine.traits.padded, block=engine.traits.block)
+        self.traits = replace(engine.traits, scored=None)
         self.close = engine.close
         self.engine = engine
         """What it runs; ids in its `argmax` are the target's."""

@@ -143,14 +143,15 @@ class OrtEngine:
         Raises: EngineError for a row that would go back to what its rings have lost.
         """
         for feed in feeds:
-            least, end = self.traits.rewind(feed.row), feed.start + len(feed.tokens)
+            least = self.traits.rewind(feed.row)
             if 0 < feed.start < least:
                 raise EngineError(
                     f"row {feed.row} was to go on from position {feed.start}; its layers remember "
                     f"enough from position {least} on, or from 0 with its text read again"
                 )
+        for feed in feeds:  # once none of them is refused
             known = self._written[feed.row] if feed.start else 0
-            self._written[feed.row] = max(known, end)
+            self._written[feed.row] = max(known, feed.start + len(feed.tokens))
 
     def forward(self, tokens: ArrayLike, start: ArrayLike, rows: int | None = None) -> RowScores:
         """Run one pass of every row; see `Engine.forward`."""
