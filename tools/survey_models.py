@@ -202,8 +202,9 @@ tiny random checkpoint: exported, then compared with transformers' eager model (
 an offset, two rows of different lengths of which one is rolled back over stale keys, and beyond
 each sliding window; rows of an encoder-decoder are texts of sources of different lengths, once of
 300 positions). {equal} of {all} types export and are equal; the others are refused by name. *Error*
-is the largest error of a logit over the largest logit. A refusal is about the type's default
-config: a dense model of a type whose default has experts may export.
+is the largest error of a logit over the largest logit; that of Gemma 4 is rounding, since its
+attention scales no scores, and eager is further from float64 than the graph is. A refusal is about
+the type's default config: a dense model of a type whose default has experts may export.
 
 This page is written by `python tools/survey_models.py`.
 """

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from click.testing import CliRunner
+from torch.overrides import TorchFunctionMode
 
 from portable.zoo import BARE, MEMORIES, MODELS, RECORDED, WINDOW, Exported, architectures
 from shared import nightly_but
@@ -22,13 +24,13 @@ from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError
 from specrt.geometry import is_ring
 from specrt_export.check import equivalence
-from specrt_export.check.equivalence import check_parity
+from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.safetensors_file import map_array, read_header
 from specrt_export.portable.attachment import attach, attach_graph, check_weights
 from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import OPTIONAL, facts_of
+from specrt_export.portable.graph import OPTIONAL, GraphRun, facts_of
 from support.quantized_folders import container
 
 pytestmark = pytest.mark.export
@@ -65,9 +67,43 @@ def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
     assert tuple(memory.window for memory in one.geometry.memories) == windows
     beyond = [f"window {WINDOW}"] if WINDOW in windows else []
     assert [case.name for case in report.cases] == ["prefill", "offset", "rollback", *beyond]
-    assert report.error < 1e-5, report
+    if report.error >= 2e-6:
+        ours, eager = distances(one)
+        assert ours < 1.25 * eager, (report, ours, eager)
     assert all(case.argmax_equal == case.rows for case in report.cases)
     assert report.unreached == ()
+
+
+class InDoubles(TorchFunctionMode):
+    """Computes in float64 what a model asks to be computed in float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        def doubled(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(doubled, args), **{k: doubled(v) for k, v in (kwargs or {}).items()})
+
+
+def distances(one: Exported) -> tuple[float, float]:
+    """Return how far graph and eager model are from float64: RMS, as a part of the largest logit.
+
+    Where eager's own rounding exceeds 2e-6, nearness to it says nothing: Gemma 4 scales no scores,
+    and normed queries and keys of 32 numbers make some of up to 32, which round coarsely. There
+    the graph may be no further from float64 than eager is: 6.2e-7 and 6.6e-7, at most 1.4e-5 both.
+    """
+    tokens = np.random.default_rng(0).integers(0, one.geometry.vocab_size, (4, 64))
+    run, reference = GraphRun(one.graph, one.checkpoint.folder), Reference(one.checkpoint)
+    run.reset(*tokens.shape)
+    found = [run(tokens, [0] * 4, range(64))[0], reference(tokens)]
+    with InDoubles():
+        reference.model.double()
+        right = reference(tokens)
+    assert right.dtype == np.float64
+    ours, eager = (float(np.sqrt(np.mean((each - right) ** 2))) for each in found)
+    return ours / float(np.abs(right).max()), eager / float(np.abs(right).max())
 
 
 @pytest.mark.parametrize("name", architectures(*MODELS, *MEMORIES))
