@@ -5,21 +5,14 @@
 #include "kernels/attention.hpp"
 #include "kernels/limits.hpp"
 #include "kernels/norms.hpp"
+#include "kernels/recurrence.hpp"
 #include "kernels/scores.hpp"
 
 template <class V>
 constexpr Kernels kernels_of(const char* name, bool (*supported)()) {
-  return {name,
-          supported,
-          quantize_rows<V>,
-          multiply_all<V>,
-          multiply_all_floats<V>,
-          append_token,
-          attend_tokens<V>,
-          normalize_rows<V>,
-          score_row<V>,
-          read_all<V>,
-          multiply_only<V>};
+  return {name,         supported,        quantize_rows<V>, multiply_all<V>, multiply_all_floats<V>,
+          append_token, attend_tokens<V>, prepare_step<V>,  recur_row<V>,    normalize_rows<V>,
+          score_row<V>, read_all<V>,      multiply_only<V>};
 }
 
 // A kernel of another instruction set: a jump there, not its code a second time.
@@ -43,6 +36,8 @@ constexpr Kernels kernels_over(
           Shared<Other, &Kernels::multiply_floats>::run,
           Shared<Other, &Kernels::append>::run,
           Shared<Other, &Kernels::attend>::run,
+          Shared<Other, &Kernels::prepare>::run,
+          Shared<Other, &Kernels::recur>::run,
           Shared<Other, &Kernels::normalize>::run,
           Shared<Other, &Kernels::score>::run,
           Shared<Other, &Kernels::read>::run,

@@ -130,4 +130,8 @@ std::size_t attend_floats(const Attention& attention, std::size_t count, std::si
   return queries * (attention.query_stride() + 1 + (position / kTile + 2) * kTile);
 }
 
+std::size_t recur_floats(const Recurrence& recurrence) {
+  return kMostPanels * recurrence.key_size * kTile;
+}
+
 }  // namespace specrt::kernels

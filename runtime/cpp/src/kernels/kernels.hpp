@@ -200,6 +200,67 @@ struct Tokens {
   std::size_t query_stride, key_stride, value_stride;
 };
 
+// A layer with a recurrent state: S = decay * S + key (outer) u for each token and head, of which
+// it reads S^T query. u is beta * value, or with the delta rule what beta * (value - decay * S^T
+// key) is before.
+struct Recurrence {
+  std::size_t heads, key_heads;      // heads / key_heads heads share a key and a query
+  std::size_t key_size, value_size;  // of a head
+  std::size_t positions;             // of the ring: p lies at p % positions
+  float scale;                       // of queries
+  float epsilon;                     // 0: keys and queries are taken as they are, else divided by
+                                     // their lengths, whose squares it is added to
+  bool is_delta;
+
+  // The state of one row and head lies in panels of 16 values, [value_stride / 16][key_size][16].
+  float* state;
+  // What positions add, [rows][positions][stride]: decays of the heads, keys, u of the heads.
+  float* factors;
+
+  std::size_t value_stride() const { return (value_size + kTile - 1) / kTile * kTile; }
+  std::size_t panels() const { return value_stride() / kTile; }
+  std::size_t factors_stride() const {
+    return (values_at() + heads * value_size + kTile - 1) / kTile * kTile;
+  }
+  // Floats of scratch memory for a token: decays and keys as in the ring, queries, and the products
+  // of these with the keys.
+  std::size_t prepared_size() const { return products_at() + key_heads; }
+  std::size_t state_floats() const { return heads * key_size * value_stride(); }  // of a row
+  float* state_of(std::size_t row, std::size_t head) const {
+    return state + row * state_floats() + head * key_size * value_stride();
+  }
+  float* factors_of(std::size_t row, std::size_t position) const {
+    return factors + (row * positions + position % positions) * factors_stride();
+  }
+  // Where keys and u lie in what a position adds; and keys, queries and products in what is
+  // prepared.
+  std::size_t keys_at() const { return heads; }
+  std::size_t values_at() const { return heads + key_heads * key_size; }
+  std::size_t queries_at() const { return values_at(); }
+  std::size_t products_at() const { return queries_at() + key_heads * key_size; }
+};
+
+// Panels that are computed at once, at most.
+constexpr std::size_t kMostPanels = 2;
+
+// The tokens of a pass, [tokens, ..] each.
+struct Steps {
+  const float* queries;
+  const float* keys;
+  const float* values;
+  const float* decays;  // their logarithms
+  const float* betas;
+  float* prepared;
+  float* y;
+};
+
+// Some tokens of a row, from position `start` on. The state holds the positions before `base`, and
+// those before `next_base` afterwards; the ring holds those from `base` to `start`.
+struct RecurrentRow {
+  std::size_t row, first, count;
+  std::size_t start, base, next_base;
+};
+
 // What one instruction set does. Rows and tiles are computed alone; callers may split them.
 struct Kernels {
   const char* name;
@@ -220,6 +281,13 @@ struct Kernels {
   // attend_floats.
   void (*attend)(const Attention& attention, const Tokens& tokens, std::size_t first,
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
+  // Prepare a token: `recur` reads that.
+  void (*prepare)(const Recurrence& recurrence, const Steps& steps, std::size_t token);
+  // Run a row through the panels of a head from `first` to `last`. Writes y, the state and u into
+  // the ring; decays and keys are read by all heads and panels, and the caller writes them into the
+  // ring then. `scratch` holds recur_floats.
+  void (*recur)(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
+                std::size_t head, std::size_t first, std::size_t last, float* scratch);
   // Norm rows [rows, inputs] into y, which is other memory.
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, std::size_t inputs,
                     float* y);
@@ -240,6 +308,9 @@ void look_up(const Weights& weights, std::size_t row, float* y);
 
 // Floats of scratch memory that `attend` takes for some tokens that see up to `position`.
 std::size_t attend_floats(const Attention& attention, std::size_t count, std::size_t position);
+
+// Floats of scratch memory that `recur` takes.
+std::size_t recur_floats(const Recurrence& recurrence);
 
 // The kernels of an instruction set that this processor has; the best one for an empty name, and
 // nullptr for one that is unknown or that it lacks.

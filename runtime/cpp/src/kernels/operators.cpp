@@ -37,6 +37,22 @@
 //     input at position p lies at p % P, changed in place as KV buffers are; bias [C];
 //     y [1, T, C]. What lies before a row is zero.
 //
+//   Recurrence(query, key, value, decay, beta, state, factors, rows, positions, base, next_base)
+//       -> y, state, factors
+//     A layer whose state S maps a key to a value, in each head: S = exp(decay) * S + key (outer) u
+//     for each token, and y = S^T (scale * query). u is beta * value; with the delta rule
+//     beta * (value - exp(decay) * S^T key), of S before it.
+//     query, key [1, T, key_heads * D]; value [1, T, heads * E]; decay, beta [1, T, heads];
+//     state [B, heads, E in whole vectors / 16, D, 16], in which S lies up to position base[row];
+//     factors [B, 1, P, W], a ring in which lies at p % P what position p adds: exp(decay) of the
+//     heads, the keys, u of the heads, in whole vectors; P is a multiple of 16. Both are changed in
+//     place as KV buffers are. base, next_base [B]: positions from base on are added to S out of
+//     the ring; after the pass the state holds S up to next_base, and what lies after it can be
+//     taken back. At base 0 S is zero, whatever the state holds. Tokens of a row follow each other,
+//     and rows without a token stay as they are. y [1, T, heads * E].
+//     Attributes: num_heads, key_heads, key_size, value_size, scale; delta: 1 takes the delta rule;
+//     epsilon: above 0, keys and queries are x / sqrt(sum(x * x) + epsilon).
+//
 //   CrossAttention(query, keys, values, rows, lengths) -> y
 //     Every token sees the first lengths[row] of the keys of its row; lengths [B]. The others as
 //     above, and keys and values are only read.
@@ -590,21 +606,26 @@ std::vector<Part> parts_of(const Attention& attention, std::size_t first, std::s
   return parts;
 }
 
+// Memory of this thread, which begins with a line: a vector that lies in two is read twice.
+float* aligned_scratch(std::size_t floats) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < floats + kLine) memory.resize(floats + kLine);
+  float* aligned = memory.data();
+  while (reinterpret_cast<std::uintptr_t>(aligned) % (kLine * sizeof(float)) != 0) aligned++;
+  return aligned;
+}
+
 // Attend with all parts. Those of one head follow each other, so that its keys and values stay in a
 // cache.
 void attend_parts(OrtKernelContext* context, const Attention& attention, const Tokens& tokens,
                   const std::vector<Part>& parts, float* y) {
   parallel(context, parts.size() * attention.kv_heads, [&](std::size_t index) {
-    thread_local std::vector<float> scratch;
     const Part part = parts[index % parts.size()];
     const std::size_t at = part.first + part.count - 1;
     const auto last = static_cast<std::size_t>(tokens.ends == nullptr ? tokens.positions[at]
                                                                       : tokens.ends[at] - 1);
-    const std::size_t floats = attend_floats(attention, part.count, last) + kLine;
-    if (scratch.size() < floats) scratch.resize(floats);
-    float* aligned = scratch.data();  // a vector that lies in two lines of a cache is read twice
-    while (reinterpret_cast<std::uintptr_t>(aligned) % (kLine * sizeof(float)) != 0) aligned++;
-    kernels().attend(attention, tokens, part.first, part.count, index / parts.size(), aligned, y);
+    float* scratch = aligned_scratch(attend_floats(attention, part.count, last));
+    kernels().attend(attention, tokens, part.first, part.count, index / parts.size(), scratch, y);
   });
 }
 
@@ -830,6 +851,159 @@ class Convolution : public Operator {
   }
 };
 
+class RecurrenceOperator : public Operator {
+ public:
+  static constexpr const char* kName = "Recurrence";
+  static constexpr std::size_t kInputs = 11, kOutputs = 3;
+  static bool is_made(std::size_t) { return true; }
+  static bool is_required(std::size_t) { return true; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    return index < 7 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+  }
+
+  explicit RecurrenceOperator(const OrtKernelInfo* info) {
+    recurrence_.heads = size(info, "num_heads");
+    recurrence_.key_heads = size(info, "key_heads");
+    recurrence_.key_size = size(info, "key_size");
+    recurrence_.value_size = size(info, "value_size");
+    recurrence_.scale = number(info, "scale");
+    recurrence_.epsilon = number(info, "epsilon");
+    recurrence_.is_delta = integer(info, "delta") != 0;
+    const std::size_t heads = recurrence_.heads, key_heads = recurrence_.key_heads;
+    const std::size_t widest = std::max(recurrence_.key_size, recurrence_.value_size);
+    if (key_heads == 0 || heads == 0 || heads % key_heads != 0 || recurrence_.key_size == 0 ||
+        recurrence_.value_size == 0 || heads * widest >= std::size_t{kMostCount} ||
+        !(recurrence_.epsilon >= 0))
+      throw std::runtime_error("specrt.Recurrence has " + std::to_string(heads) + " heads of " +
+                               std::to_string(widest) + " over " + std::to_string(key_heads) +
+                               " of keys, and epsilon " + std::to_string(recurrence_.epsilon) +
+                               "; expected a multiple, fewer than " + std::to_string(kMostCount) +
+                               " numbers, and 0 or more");
+  }
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor query = input(context, 0), key = input(context, 1), value = input(context, 2);
+    const Tensor decay = input(context, 3), beta = input(context, 4);
+    const Tensor state = input(context, 5), factors = input(context, 6);
+    const Tensor rows = input(context, 7), positions = input(context, 8);
+    const Tensor base = input(context, 9), next_base = input(context, 10);
+    Recurrence recurrence = recurrence_;
+    const std::size_t heads = recurrence.heads, count = rows.items(), all = base.items();
+    const std::size_t keys = count * recurrence.key_heads * recurrence.key_size;
+    const std::size_t values = count * heads * recurrence.value_size;
+    const bool have_axes = !state.shape.empty() && factors.shape.size() == 4;
+    recurrence.positions = static_cast<std::size_t>(have_axes ? factors.shape[2] : 0);
+    if (recurrence.positions == 0 || recurrence.positions % kTile != 0 ||
+        positions.items() != count || query.items() != keys || key.items() != keys ||
+        value.items() != values || decay.items() != count * heads ||
+        beta.items() != count * heads || next_base.items() != all ||
+        static_cast<std::size_t>(state.shape[0]) != all ||
+        static_cast<std::size_t>(factors.shape[0]) != all ||
+        state.items() != all * heads * recurrence.key_size * recurrence.value_stride() ||
+        factors.items() != all * recurrence.positions * recurrence.factors_stride())
+      throw std::runtime_error(
+          "specrt.Recurrence got inputs of other sizes than its attributes say");
+    const auto* row_of = static_cast<const std::int64_t*>(rows.data);
+    const auto* place_of = static_cast<const std::int64_t*>(positions.data);
+    check_places(kName, row_of, place_of, count, all, static_cast<std::size_t>(kMostCount));
+    const std::vector<RecurrentRow> runs =
+        runs_of(row_of, place_of, count, static_cast<const std::int64_t*>(base.data),
+                static_cast<const std::int64_t*>(next_base.data), all);
+    for (const RecurrentRow& run : runs) check_run(run, recurrence.positions);
+    const std::unique_ptr<float[]> prepared(new float[count * recurrence.prepared_size()]);
+    recurrence.state = in_place(context, 1, state);
+    recurrence.factors = in_place(context, 2, factors);
+    const Steps steps{static_cast<const float*>(query.data),
+                      static_cast<const float*>(key.data),
+                      static_cast<const float*>(value.data),
+                      static_cast<const float*>(decay.data),
+                      static_cast<const float*>(beta.data),
+                      prepared.get(),
+                      floats(context, 0,
+                             {1, static_cast<std::int64_t>(count),
+                              static_cast<std::int64_t>(heads * recurrence.value_size)})};
+    run(context, recurrence, steps, runs, count);
+  }
+
+ private:
+  // The tokens of each row, which must lie together.
+  static std::vector<RecurrentRow> runs_of(const std::int64_t* rows, const std::int64_t* positions,
+                                           std::size_t count, const std::int64_t* base,
+                                           const std::int64_t* next_base, std::size_t all) {
+    std::vector<RecurrentRow> runs;
+    std::vector<bool> is_seen(all);
+    for (std::size_t token = 0; token < count; token++) {
+      const auto row = static_cast<std::size_t>(rows[token]);
+      if (token > 0 && rows[token] == rows[token - 1] &&
+          positions[token] == positions[token - 1] + 1) {
+        runs.back().count++;
+        continue;
+      }
+      if (is_seen[row])
+        throw std::runtime_error(
+            "specrt.Recurrence got position " + std::to_string(positions[token]) + " of row " +
+            std::to_string(rows[token]) + " apart; expected the tokens of a row one after another");
+      is_seen[row] = true;
+      runs.push_back({row, token, 1, static_cast<std::size_t>(positions[token]),
+                      static_cast<std::size_t>(base[row]),
+                      static_cast<std::size_t>(next_base[row])});
+    }
+    return runs;
+  }
+
+  // Hold a row to what its state and its ring can hold; what is negative is a large number here.
+  static void check_run(const RecurrentRow& run, std::size_t ring) {
+    const std::size_t end = run.start + run.count;
+    if (run.base <= run.start && run.start - run.base <= ring && run.base <= run.next_base &&
+        run.next_base <= end && end - run.next_base <= ring)
+      return;
+    throw std::runtime_error(
+        "specrt.Recurrence got base " + std::to_string(static_cast<std::int64_t>(run.base)) +
+        " and next base " + std::to_string(static_cast<std::int64_t>(run.next_base)) + " of row " +
+        std::to_string(run.row) + " for positions " + std::to_string(run.start) + " to " +
+        std::to_string(end - 1) + "; expected base <= " + std::to_string(run.start) +
+        ", base <= next base <= " + std::to_string(end) + ", and neither more than " +
+        std::to_string(ring) + ", which its ring holds, before these");
+  }
+
+  static void run(OrtKernelContext* context, const Recurrence& recurrence, const Steps& steps,
+                  const std::vector<RecurrentRow>& runs, std::size_t count) {
+    const std::size_t shares = (count + kPartRows - 1) / kPartRows;
+    parallel(context, shares, [&](std::size_t share) {
+      const std::size_t end = std::min((share + 1) * kPartRows, count);
+      for (std::size_t token = share * kPartRows; token < end; token++)
+        kernels().prepare(recurrence, steps, token);
+    });
+    const std::size_t panels = recurrence.panels();
+    const std::size_t groups = (panels + kMostPanels - 1) / kMostPanels;
+    const std::size_t tasks = runs.size() * recurrence.heads * groups;
+    std::size_t positions = 0;  // that are added or computed
+    for (const RecurrentRow& run : runs) positions += run.count + run.start - run.base;
+    const std::size_t bytes = recurrence.state_floats() * sizeof(float) * positions;
+    const std::size_t parts = std::min(bytes / kPartBytes + 1, tasks);
+    parallel(context, parts, [&](std::size_t part) {
+      float* scratch = aligned_scratch(recur_floats(recurrence));
+      for (std::size_t i = tasks * part / parts; i < tasks * (part + 1) / parts; i++) {
+        const std::size_t first = i % groups * kMostPanels, head = i / groups % recurrence.heads;
+        kernels().recur(recurrence, steps, runs[i / groups / recurrence.heads], head, first,
+                        std::min(first + kMostPanels, panels), scratch);
+      }
+    });
+    for (const RecurrentRow& run : runs) keep(recurrence, steps, run);
+  }
+
+  // Write the decays and keys of a row into the ring, which nothing reads any more.
+  static void keep(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& run) {
+    const std::size_t kept = std::min(run.count, recurrence.positions);
+    for (std::size_t i = run.count - kept; i < run.count; i++)
+      std::memcpy(recurrence.factors_of(run.row, run.start + i),
+                  steps.prepared + (run.first + i) * recurrence.prepared_size(),
+                  recurrence.values_at() * sizeof(float));
+  }
+
+  Recurrence recurrence_{};
+};
+
 class CrossAttention : public Operator {
  public:
   static constexpr const char* kName = "CrossAttention";
@@ -966,7 +1140,8 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &made)) return status;
     for (const OrtCustomOp* op :
          {&described<MatMul>(), &described<Embedding>(), &described<AttentionOperator>(),
-          &described<CrossAttention>(), &described<Convolution>(), &described<Scores>()})
+          &described<CrossAttention>(), &described<Convolution>(), &described<RecurrenceOperator>(),
+          &described<Scores>()})
       if (OrtStatus* status = entries.CustomOpDomain_Add(made, op)) return status;
     domain = made;
   }
