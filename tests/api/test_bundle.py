@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specrt.bundle import FORMAT, Bundle, Manifest, read_manifest
+from specrt.bundle import FORMAT, Bundle, Manifest
 from specrt.errors import BundleError
 from specrt.geometry import Geometry
 from specrt.text.chat_template import read_template
 from speech.folders import speech_folder
-from support.bundles import listed, record
+from support.bundles import listed
 
 
 @pytest.fixture
@@ -64,31 +61,6 @@ def test_a_manifest_that_readers_may_take_for_another_is_refused(bundle: Path) -
     with place.open("r+b") as file:
         file.truncate(1 << 40)
     assert "manifest.json cannot be read (it has more than" in refusal(bundle)
-
-
-def test_a_name_may_be_spelled_in_several_ways(bundle: Path) -> None:
-    (bundle / "target" / "notes").write_text("")
-    files = json.loads((bundle / "manifest.json").read_text())["files"]
-    empty = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
-    edit(bundle, "files", {**files, "./target//notes": empty})
-    assert {"engine.onnx", "notes"} <= {*Bundle.open(bundle).beside("target/engine.onnx")}
-
-
-def test_what_was_written_is_read(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # opening imports no engine library
-    opened = Bundle.open(bundle)
-    assert opened.manifest == read_manifest(bundle)
-    assert (opened.manifest.target, opened.manifest.max_width) == (record("target"), 16)
-    # Keys and values of two layers: one sees all 64 positions, one 16 with passes of 16.
-    assert opened.manifest.kv_bytes() == 2 * (2 * 2 * (64 + 32) * 8 * 4)
-    on_gpu = replace(opened.manifest, backend="tensorrt")
-    assert on_gpu.kv_bytes() == 2 * (2 * 2 * (64 + 64) * 8 * 4)
-    assert opened.file("tokenizer.json").read_bytes() == b"{}"
-    edit(bundle, "costs", {})  # a field of a later version of this format
-    assert Bundle.open(bundle).manifest == opened.manifest
-    edit(bundle, "draft", None)
-    edit(bundle, "gamma", 0)
-    assert Bundle.open(bundle).manifest.draft is None
 
 
 def test_what_is_no_bundle_is_named(bundle: Path) -> None:
@@ -156,17 +128,6 @@ def test_a_link_counts_for_what_it_leads_to(bundle: Path, tmp_path: Path) -> Non
     path.unlink()
     os.mkfifo(path)
     assert f"{path} is unreadable (it is a pipe, not a file)" in refusal(bundle)
-
-
-def test_what_was_hashed_is_what_is_read(bundle: Path) -> None:
-    opened = Bundle.open(bundle)
-    file = opened.held["target/engine.onnx"]
-    file.require_same()
-    (bundle / "other").write_bytes(b"TARGET engine")
-    (bundle / "other").replace(file.path)
-    assert bytes(opened.beside("target/engine.onnx")["engine.onnx"].data) == b"target engine"
-    with pytest.raises(BundleError, match="was replaced while it was opened"):
-        file.require_same()
 
 
 OF_ONE_SHAPE = {

@@ -67,18 +67,3 @@ def test_a_shortage_of_memory_has_a_status(
         status, told = host.encode(b"x")
         assert status == c_host.MEMORY
         assert str(raised).encode() in told or b"not enough memory" in told
-
-
-def test_texts_are_remembered_where_it_is_said(codelet: Path) -> None:
-    """The second time, lookup drafts the text of the first."""
-    asked = b'{"params": {"max_tokens": 48, "ignore_eos": true}, "gamma": 4, "drafter": "ngram"}'
-    accepted = []
-    for text_memory in (0, 1 << 20):
-        host = c_host.open_bundle(os.fsencode(codelet), b"", 1, 0, 0, 1, 0, text_memory)[1]
-        for _ in range(2):
-            run = host.begin(b"def area(width, height):", 1, asked)[1]
-            while len(run.next()) > 1:
-                pass
-            accepted.append(run.stats()[6])
-        host.close()
-    assert accepted[0] == accepted[1] == accepted[2] < accepted[3]

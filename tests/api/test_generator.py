@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specrt.completion import Completion, SpeculationStats, Timings, times_plain
-from specrt.errors import EngineError, RequestError
+from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import AUTO, SamplingParams
 from specrt.speculation.costs import Costs
@@ -68,57 +67,12 @@ def test_an_option_of_the_wrong_place_is_told_the_right_one(
     assert target.calls == []
 
 
-@pytest.mark.parametrize("gamma", [0, 4])
-@pytest.mark.parametrize(
-    ("value", "options"),
-    [
-        (np.inf, {}),
-        (np.nan, {"temperature": 1.0}),
-        (np.nan, {"temperature": 1.0, "verifier": "rejection"}),
-    ],
-    ids=str,
-)
-def test_logits_that_are_no_numbers_end_the_stream_and_keep_the_text(
-    target: TableEngine, made: Generator, value: float, gamma: int, options: dict[str, Any]
-) -> None:
-    def corrupt(call: int, logits: NDArray[np.float32]) -> None:
-        if call == 6:
-            logits[0, 0, 7] = value
-
-    params = SamplingParams(max_tokens=30, seed=1, **options)
-    whole = made.generate("the", params, gamma=gamma)
-    target.calls.clear()
-    target.corrupt = corrupt
-    stream = made.stream("the", params, gamma=gamma)
-    with pytest.raises(EngineError, match="logits that are not numbers"):
-        list(stream)
-    left = stream.completion
-    assert (len(target.calls), left.finish_reason, len(left.token_ids) >= 5) == (6, None, True)
-    assert left.token_ids == whole.token_ids[: len(left.token_ids)]
-    assert whole.text.startswith(left.text or "?")
-    target.corrupt = None
-    assert made.generate("the", params, gamma=gamma).token_ids == whole.token_ids
-
-
 def test_a_seed_is_drawn_and_reported_when_none_is_given(made: Generator) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0)
     first, second = made.generate("a", params), made.generate("a", params)
     assert first.seed != second.seed
     again = SamplingParams(max_tokens=20, temperature=1.0, seed=first.seed)
     assert made.generate("a", again).token_ids == first.token_ids
-
-
-def test_a_completion_has_its_times_and_public_names(made: Generator) -> None:
-    done = made.generate("a", PARAMS, gamma=4)
-    assert len(done.timings.arrivals) == done.speculation.rounds + 1
-    assert min(done.timings.ttft_ms, done.timings.itl_ms, done.timings.tokens_per_second) > 0
-    found = done.to_json()
-    times = "queue_ms ttft_ms itl_ms tokens_per_second"
-    assert {*f"text token_ids prompt_tokens finish_reason {times} speculation".split()} <= {*found}
-    assert " ".join(sorted(found["speculation"])) == (
-        "acceptance_rate accepted draft_yield drafted drafter emitted evaluated fallback gamma "
-        "rounds sources tokens_per_round"
-    )
 
 
 @given(

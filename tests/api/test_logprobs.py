@@ -16,14 +16,12 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from scheduler.support import Build, alone, rows, target_of
 from specrt.completion import Completion
 from specrt.errors import EngineError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.sampling.distribution import LEAST, Entry, Logprob, ranked
 from specrt.text.tokenizer import Tokenizer
-from support.rows import packed, padded
 from support.toy import TableEngine, generator, near
 
 
@@ -78,42 +76,6 @@ def check_all(target: Any, prompt: Sequence[int], done: Completion, params: Samp
                 check(entry, target.row(np.array(text[:at])), text[at], k)
 
 
-BIASED = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "logit_bias": {7: 3.0}}
-SAMPLED = {"temperature": 0.9, "top_p": 0.9}
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("model", BIASED),
-    ("model", {"allowed_token_ids": (65, 66, 67, 68, 69), **SAMPLED}),
-    ("cascade", {"logits_processors": lambda _, row: -row, "no_repeat_ngram_size": 2, **SAMPLED}),
-    ("model", {**BIASED, "stop": ("\x00", "q"), "temperature": 0.9, "verifier": "rejection"}),
-    ("model", {"stop_token_ids": range(0, 256, 9), "temperature": 1.0}),
-]
-
-
-@pytest.mark.parametrize(("drafter", "options"), CASES, ids=range(len(CASES)))
-def test_as_in_plain_decoding(tokenizer: Tokenizer, drafter: str, options: dict[str, Any]) -> None:
-    one = made(tokenizer, memory=1)
-    prompt, accepted = [*b"to be or not to be"], 0
-    for gamma, seed in ((1, 3), (8, 3), (8, 5)):
-        silent = SamplingParams(max_tokens=50, seed=seed, **options)
-        params = replace(silent, logprobs=4)
-        stream = one.stream(prompt, params, gamma=gamma, drafter=drafter)
-        chunks = list(stream)
-        done = stream.completion
-        assert all(len(c.token_ids) == len(c.logprobs or []) for c in chunks)
-        assert [e for c in chunks for e in c.logprobs or []] == done.logprobs
-        check_all(one.models.target, prompt, done, params)
-        for token, said in (item for e in done.logprobs or [] for item in e.items()):
-            assert said.decoded_token == tokenizer.decode([token])
-        if params.verifier == "match":
-            plain = one.generate(prompt, params, gamma=0)
-            assert done.token_ids == plain.token_ids
-            assert done.logprobs == plain.logprobs  # to the bit
-        without = one.generate(prompt, silent, gamma=gamma, drafter=drafter)
-        assert (without.token_ids, without.logprobs) == (done.token_ids, None)
-        accepted += done.speculation.accepted
-    assert accepted
-
-
 @settings(max_examples=10, deadline=None)
 @given(
     length=st.integers(1, 250), width=st.sampled_from([1, 7, 16, 64, 100]), k=st.integers(0, 20),
@@ -132,29 +94,6 @@ def test_a_prompt_is_scored_token_by_token(
     check_all(one.models.target, prompt, done, params)
     assert done.cached_tokens == 0
     assert done.token_ids == one.generate(prompt, silent, gamma=gamma).token_ids
-
-
-OPTIONS = st.fixed_dictionaries(
-    {
-        "max_tokens": st.integers(1, 40), "temperature": st.sampled_from([0.0, 0.9]),
-        "stop": st.sampled_from([(), ("a", "q")]), "logprobs": st.sampled_from([None, 0, 3]),
-        "prompt_logprobs": st.sampled_from([None, None, 0, 3]), "n": st.integers(1, 2),
-    }
-)  # fmt: skip
-PROMPTS = st.lists(st.integers(0, 255), min_size=1, max_size=60)
-
-
-@pytest.mark.parametrize("build", [padded, packed])
-@settings(max_examples=5, deadline=None)
-@given(batch=st.integers(2, 4), many=st.lists(st.tuples(PROMPTS, OPTIONS), min_size=2, max_size=7))
-def test_rows_tell_theirs(build: Build, tokenizer: Tokenizer, batch: int, many: list[Any]) -> None:
-    params = [SamplingParams(**options) for _, options in many]
-    prompts = [prompt for prompt, _ in many]
-    found = rows(build, batch, tokenizer).generate_many(prompts, params, gamma=3)
-    target = target_of(alone(tokenizer))
-    for prompt, own, completions in zip(prompts, params, found, strict=True):
-        for _, done in zip(range(own.n), completions, strict=True):
-            check_all(target, prompt, done, own)
 
 
 def test_json_says_what_was_asked_for_and_nothing_else(tokenizer: Tokenizer) -> None:

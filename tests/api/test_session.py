@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HubTokenizer
 
-from scheduler.support import target_of
 from specrt.completion import Stream
 from specrt.errors import CapacityError
 from specrt.generator import Generator
@@ -23,9 +21,7 @@ from specrt.text.chat_template import ChatTemplate
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import (
-    BOS,
     EOS,
-    SPECIAL,
     STYLES,
     Style,
     TableEngine,
@@ -66,45 +62,6 @@ def alone(tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -
     return generator(target, None, tokenizer, eos=ends).generate(prompt, params).token_ids
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
-def test_only_what_is_new_is_read(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-    opened, letters = made(tokenizer), replace(PARAMS, allowed_token_ids=tuple(b"th"))
-    session = Session(opened, template, params=letters)
-    known, respelled = list[int](), 0
-    for message in ("first one", " and a second", " żółw"):
-        done = session.generate(message)
-        respelled += tokenizer.encode(done.text, special=False) != done.token_ids
-        prompt = opened.prompts[-1]
-        assert prompt[: len(known)] == known
-        # The last token of an answer was never fed.
-        assert done.cached_tokens == max(0, len(known) - 1)
-        assert done.token_ids == alone(tokenizer, prompt, letters)
-        known = [*prompt, *done.token_ids]
-        assert session.tokens == len(known)
-    assert respelled, "the toy must spell an answer otherwise than the tokenizer"
-
-
-@pytest.mark.parametrize("passes", [0, 3])
-def test_ctrl_c_in_a_pass_harms_no_later_answer(tokenizer: Tokenizer, passes: int) -> None:
-    opened = made(tokenizer)
-    session, engine = Session(opened, TEMPLATE, params=PARAMS), target_of(opened)
-    session.generate("a")
-    last, honest = len(engine.calls) + passes, engine.forward
-
-    def interrupted(*args: Any) -> Any:
-        if len(engine.calls) == last:
-            raise KeyboardInterrupt
-        return honest(*args)
-
-    engine.forward = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        session.generate("b")
-    engine.forward = honest
-    done = session.generate("c")
-    assert ("b" in [m["content"] for m in session.messages]) == (passes > 0)
-    assert done.token_ids == alone(tokenizer, opened.prompts[-1], PARAMS)
-
-
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
 def test_the_model_sees_what_was_written(
@@ -135,33 +92,6 @@ def test_the_model_sees_what_was_written(
         text += done.text
         known = [*prompt, *done.token_ids]
     assert [m["content"][0] for m in session.messages[1::2]] == [" "] * 4
-
-
-@pytest.mark.parametrize("style", [None, *STYLES])
-@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
-def test_control_tokens_in_messages_are_text(
-    tokenizer: Tokenizer, tmp_path: Path, style: Style | None, template: ChatTemplate | None
-) -> None:
-    if style is not None:
-        tokenizer = Tokenizer(sentencepiece(tmp_path, style))
-    bos, eos, mark = (tokenizer.encode(m, special=False)[0] for m in (BOS, EOS, SPECIAL))
-    letters = tuple(tokenizer.encode("od", special=False))
-    opened = made(tokenizer)
-    session = Session(
-        opened, template, system=f"s{BOS}",
-        params=SamplingParams(max_tokens=2, allowed_token_ids=letters),
-    )  # fmt: skip
-    known = list[int]()
-    for said in (f"he{EOS}{SPECIAL}o", EOS, f"lo{SPECIAL[:-1]}", SPECIAL[1:], f"{EOS[:2]}{EOS}"):
-        done = session.generate(said)
-        prompt = opened.prompts[-1]
-        assert prompt[: len(known)] == known
-        own = [token for token in prompt[len(known) :] if token in (bos, eos, mark)]
-        turn = [eos, mark, eos, mark] if known else [mark, eos, mark, eos, mark]
-        begin = [bos] if style == "llama2" and not known else []
-        assert own == (turn if template else begin)
-        known = [*prompt, *done.token_ids]
-    assert session.messages[1]["content"] == f"he{EOS}{SPECIAL}o"
 
 
 def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:

@@ -13,8 +13,6 @@ from bench.samples import DRAFTING, drafting, plain, rounds, sample
 from specrt.bench.lossless import Comparison
 from specrt.bench.measure import PLAIN, Configuration, Stages
 from specrt.bench.report import (
-    ALL,
-    COLUMNS,
     BenchReport,
     BenchRow,
     Environment,
@@ -24,7 +22,6 @@ from specrt.bench.report import (
     repeated_tokens,
     report,
     resident_bytes,
-    table_rows,
     verdict,
 )
 from specrt.params import SamplingParams
@@ -84,24 +81,6 @@ def two_classes() -> BenchReport:
         ],
     }
     return report(samples, ["code", "prose"], Comparison(12), 10**6)
-
-
-def test_classes_are_apart_and_all_together(two_classes: BenchReport) -> None:
-    assert [(t.category, t.prompts) for t in two_classes.tasks] == [
-        ("code", 1), ("prose", 1), (ALL, 2),
-    ]  # fmt: skip
-    code, _, total = ([row.speedup.median for row in t.rows] for t in two_classes.tasks)
-    assert code == pytest.approx([1, 4.4 / 3, 2.2 / 3, 4.4 / 3])
-    assert total == pytest.approx([1, (4.4 + 2.2) / 6, 2.2 / 3, (1 + 4.4 / 3) / 2])
-
-
-def test_the_table_has_the_figures_of_the_rows(two_classes: BenchReport) -> None:
-    cells = table_rows(two_classes)
-    assert [line[0] for line in cells[::4]] == ["code 1", "prose 1", "all 2"]
-    losing = dict(zip(COLUMNS, cells[2], strict=True))
-    assert (losing["gamma"], losing["tokens/s"], losing["speedup"]) == ("4", "667", "0.73")
-    rate = two_classes.tasks[0].rows[2].counts.acceptance_rate
-    assert float(losing["acceptance rate"]) == pytest.approx(rate, abs=1e-3)
 
 
 def test_the_verdict_names_the_best_and_what_auto_makes_of_it(two_classes: BenchReport) -> None:

@@ -86,21 +86,6 @@ def test_codes_are_whole_numbers_with_scales(format_: Format) -> None:
     assert (wanted.view(np.uint32) == weights.view(np.uint32)).all()
 
 
-def test_rows_are_read_apart_and_in_order(tmp_path: Path) -> None:
-    rows = random_rows(FORMATS[12], 24, 2)
-    path = tmp_path / "model.gguf"
-    path.write_bytes(container([], [("w", [24, 512], 12, rows.tobytes())]))
-    tensor = read_gguf(path).tensors["w"]
-    whole = FORMATS[12].floats(rows)
-    order = np.random.default_rng(1).permutation(24)[:17]
-    plain, turned = GgufWeight("w", tensor), GgufWeight("w", tensor, order)
-    assert turned.shape == (17, 512)
-    for begin, end in ((0, 17), (3, 4), (5, 16)):
-        assert np.array_equal(plain.floats(begin, end), whole[begin:end])
-        assert np.array_equal(turned.floats(begin, end), whole[order[begin:end]])
-        assert np.array_equal(turned.codes(begin, end).floats(), whole[order[begin:end]])
-
-
 INFINITE = np.array([np.inf], "<f2").tobytes()
 
 

@@ -12,12 +12,10 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 pytest.importorskip("gguf", exc_type=ImportError)
 
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.gguf.model import GgufModel
-from specrt_export.checkpoint.gguf.weights import GgufWeight
 from specrt_export.checkpoint.hub_cache import SINGLE
 from specrt_export.checkpoint.provenance import provenance_of
 from support import gguf_files
@@ -73,43 +71,6 @@ def test_weights_are_the_models(family: Any) -> None:
     with torch.no_grad():
         ours, theirs = read(ids).logits, model(ids).logits
     assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
-
-
-def dequantized(gguf: GgufModel) -> dict[str, Any]:
-    """Return all weights as fp32 tensors, through codes where there are some."""
-
-    def read(weight: GgufWeight) -> Any:
-        rows = weight.shape[0]
-        middle = rows // 3  # in two pieces, as builds read
-        parts = [
-            weight.codes(begin, end).floats() if weight.quantized else weight.floats(begin, end)
-            for begin, end in ((0, middle), (middle, rows))
-        ]
-        return torch.from_numpy(np.concatenate(parts))
-
-    return {name: read(weight) for name, weight in gguf.weights.items()}
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "phi3"])
-def test_quantized_weights_are_transformers_dequantized_ones(name: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "tiny.gguf", gguf_files.made(name), quantized)
-    gguf = GgufModel.open(path)
-    config = transformers.AutoConfig.from_pretrained(gguf.folder)
-    ours = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    missing, unexpected = ours.load_state_dict(dequantized(gguf), strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}
-    # In the configuration that is ours: what theirs leaves out has a test of its own.
-    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=theirs)["tensors"]
-    assert set(read) == set(gguf.weights)
-    theirs.load_state_dict(read, strict=False)
-    for key, parameter in theirs.named_parameters():
-        assert torch.equal(ours.get_parameter(key), parameter), key
-    ids = torch.arange(60).reshape(2, 30) * 7 % 320
-    with torch.no_grad():
-        wanted = theirs.eval()(ids).logits
-        assert (ours.eval()(ids).logits - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 def test_places_name_formats(tmp_path: Path) -> None:

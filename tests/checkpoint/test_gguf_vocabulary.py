@@ -7,7 +7,6 @@ made of `TEXTS` with the vocabularies here; where the first is installed, it is 
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import CheckpointError
-from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint.gguf.reader import read_gguf
 from specrt_export.checkpoint.gguf.vocabulary import CUTS, Vocabulary
 from support.gguf_files import (
@@ -125,51 +123,6 @@ def test_ids_are_llama_cpps(name: str, tmp_path: Path) -> None:
     tokenizer = hub(opened(tmp_path, VOCABULARIES[name]))
     for text, ids in zip(TEXTS, recorded, strict=True):
         assert tokenizer.encode(text).ids == ids, text
-
-
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_llama_cpp_is_asked_again(name: str, tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    path = write_vocabulary(tmp_path / "vocabulary.gguf", VOCABULARIES[name])
-    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
-    tokenizer = hub(Vocabulary(read_gguf(path)))
-    chance = random.Random(name)
-    parts = [*TEXTS, *" \n'<>▁.1aé中"]
-    mixed = ["".join(chance.choices(parts, k=chance.randint(1, 6))) for _ in range(300)]
-    for text in [*TEXTS, *mixed]:
-        wanted = theirs.tokenize(text.encode(), add_bos=True, special=True)
-        assert tokenizer.encode(text).ids == wanted, text
-
-
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_text_comes_back(name: str, tmp_path: Path) -> None:
-    vocabulary = opened(tmp_path, VOCABULARIES[name])
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(vocabulary.tokenizer()), encoding="utf-8")
-    tokenizer = Tokenizer(path, vocabulary.begin)
-    assert tokenizer.size == len(vocabulary.tokens)
-    for text in TEXTS:
-        # Phi-3's control tokens take blanks in, and U+2581 is how such a vocabulary spells one. A
-        # text that begins with a token of blanks loses one, in place of the prefix it has not got.
-        if text and not text.startswith("  \n") and "<" not in text and "▁" not in text:
-            ids = tokenizer.encode(text, special=False)
-            assert tokenizer.decode(ids) == text
-
-
-def test_transformers_has_the_same_ids(tmp_path: Path) -> None:
-    pytest.importorskip("gguf", exc_type=ImportError)
-    convert = pytest.importorskip("transformers.integrations.gguf").convert_gguf_tokenizer
-    names = {"tokenizer_type": "model", "pre_tokenizer_type": "pre"}
-    names |= {name: name for name in ("tokens", "scores", "token_type", "merges", "bos_token_id")}
-    for kind, architecture in (("llama-bpe", "llama"), ("qwen2", "qwen2"), ("tekken", "llama")):
-        values = VOCABULARIES[kind]
-        given = {ours: values.get(f"tokenizer.ggml.{name}") for ours, name in names.items()}
-        theirs, _ = convert(architecture, {k: v for k, v in given.items() if v is not None})
-        tokenizer = hub(opened(tmp_path, values))
-        # Its conversion knows no token that no merge makes, as llama.cpp and Llama 3's own file do.
-        for text in (text for text in TEXTS if "zz" not in text):
-            wanted = theirs.encode(text, add_special_tokens=False).ids
-            assert tokenizer.encode(text, add_special_tokens=False).ids == wanted, (kind, text)
 
 
 def test_control_tokens_and_ends_are_told(tmp_path: Path) -> None:

@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf", exc_type=ImportError)
 
 from click.testing import CliRunner
 
-import specrt
 from portable.zoo import BARE, exported
 from quantize.graphs import values_of
 from shared import nightly_but
 from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.errors import SpecrtError
-from specrt.params import SamplingParams
 from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.estimate.estimate import estimate
@@ -33,7 +31,7 @@ from specrt_export.portable.graph import read_graph
 from specrt_export.quantize.quantizer import Quantized, keep
 from specrt_export.recipe.recipe import read_recipe
 from support import gguf_files
-from support.builds import build, is_fresh
+from support.builds import build
 from support.gguf_files import SCORED_VOCABULARY, Store, half, write_model
 from support.quantized_folders import (
     RECIPE,
@@ -198,33 +196,6 @@ def pair(tmp_path: Path) -> Path:
     few = ("IQ4_XS", "Q3_K", "MXFP4", "IQ4_NL", "Q2_K")
     write(tmp_path / "draft.gguf", "qwen3", "Q5_1", "F16", "Q5_K", *few)
     return recipe_of(tmp_path, PAIR)
-
-
-def hold_lossless(bundle: Path) -> None:
-    with specrt.load(bundle, threads=1) as generator:
-        params, prompt = SamplingParams(max_tokens=40, ignore_eos=True), list(b"hello world, the")
-        texts = [generator.generate(prompt, params, gamma=g).token_ids for g in (0, 1, 3)]
-    assert len(texts[0]) == 40
-    assert texts[0] == texts[1] == texts[2]
-
-
-def test_a_folder_speculates_without_loss(tmp_path: Path) -> None:
-    """From a graph that was exported of the config alone, so without torch."""
-    recipe = recipe_of(tmp_path, RECIPE, graph=graph_line())
-    write_folder(tmp_path / "target", Gptq(symmetric=False, ordered=True), floats=is_mixed)
-    out, stages = tmp_path / "bundle", list[str]()
-    build(read_recipe(recipe), out, lambda stage, done: stages.append(stage))
-    assert "compare target with transformers" in stages
-    warnings = [stage for stage in stages if "warning" in stage]
-    assert len(warnings) == 1  # the layer that is left in floats, as `is_mixed` says
-    assert "self_attn.o_proj.weight is stored as" in warnings[0]
-    assert is_fresh(read_recipe(recipe), out)
-    manifest = Bundle.open(out).manifest
-    assert (manifest.target.precision, manifest.target.head) == ("stored", "stored")
-    guess = estimate(read_recipe(recipe)).models[0]
-    assert guess.precision == "stored"
-    assert guess.engine_bytes == pytest.approx(manifest.target.weight_bytes, rel=0.2)
-    hold_lossless(out)
 
 
 def test_a_bundle_says_what_is_left_out(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -127,35 +126,6 @@ def test_another_checkpoint_is_another_bundle(
     assert bundle_of(target, draft) not in (before, bundle_of(target), bundle_of(draft))
     assert len(builds.places) == 4
     assert len({place.name for place in root.glob("bundles/[!.]*")}) == 4
-
-
-@pytest.mark.parametrize("name", ["LAYOUT", "FORMAT", "specrt.__version__"])
-def test_another_version_is_another_bundle(
-    name: str, builds: Builds, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = checkpoint(tmp_path / "big")
-    before = bundle_of(target)
-    with monkeypatch.context() as patch:
-        patch.setattr(f"specrt.cli.cache.{name}", "another")
-        assert bundle_of(target) != before
-    assert bundle_of(target) == before
-
-
-def test_a_bundle_that_cannot_be_read_is_built_again(
-    builds: Builds, root: Path, tmp_path: Path
-) -> None:
-    target = checkpoint(tmp_path / "big")
-    place = bundle_of(target)
-    for spoil in (
-        lambda manifest: manifest.write_text("{"),
-        lambda manifest: manifest.write_text(
-            json.dumps({**json.loads(manifest.read_text()), "versions": {"onnxruntime": "99.1"}})
-        ),
-    ):
-        spoil(place / "manifest.json")
-        assert bundle_of(target) == place
-        read_manifest(place)
-    assert builds.places == [place] * 3
 
 
 def test_of_two_processes_one_builds(

@@ -23,9 +23,6 @@ from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.session import Session
 from specrt.text.chat_template import ChatTemplate
-from specrt.text.detokenizer import DraftedSpans
-from specrt.text.tokenizer import Tokenizer
-from support.toy import TableEngine, generator, near
 
 pytestmark = pytest.mark.usefixtures("opened")
 PARAMS = SamplingParams(max_tokens=12)
@@ -149,28 +146,6 @@ def test_history_is_bounded_private_and_shared(tmp_path: Path) -> None:
 def test_any_text_can_be_typed_in_quotes(text: str) -> None:
     typed = iter(f'"""{text}"""'.split("\n"))
     assert next_typed(lambda _: next(typed)) == Typed(text)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    prompt=st.lists(st.integers(0, 255), min_size=1, max_size=4),
-    stop=st.sampled_from([(), ("e", "ab"), ("\ufffd\ufffd",)]),
-    allowed=st.sampled_from([None, tuple("żó🐢e".encode()), tuple(b"abe")]),
-)
-def test_spans_join_to_the_text_and_tell_what_was_accepted(
-    tokenizer: Tokenizer, prompt: list[int], stop: tuple[str, ...], allowed: tuple[int, ...] | None
-) -> None:
-    target = TableEngine(4, vocab=tokenizer.size)
-    toy = generator(target, near(target, 5, 0.8), tokenizer)
-    params = SamplingParams(max_tokens=40, stop=stop, allowed_token_ids=allowed)
-    stream = toy.stream(prompt, params)
-    spans_of, green = DraftedSpans(tokenizer.detokenizer(prompt)).of, 0
-    for chunk in stream:
-        spans = spans_of(chunk.text, chunk.token_ids, chunk.accepted)
-        assert "".join(span.text for span in spans) == chunk.text
-        green += sum(span.drafted for span in spans)
-    if allowed == tuple(b"abe") and not stop:  # a character is a token
-        assert green == stream.completion.speculation.accepted
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:

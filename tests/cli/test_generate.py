@@ -11,7 +11,6 @@ import pytest
 
 from cli.conftest import Run
 from scheduler.support import rows
-from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.text.chat_template import ChatTemplate
@@ -41,17 +40,6 @@ def test_text_and_one_line_of_statistics(cli: Run, codelet: Path, generator: Gen
     expected = generator.generate(PROMPT, SamplingParams(max_tokens=12))
     assert (ran.status, ran.out) == (0, expected.text + "\n")
     assert STATISTICS.fullmatch(ran.err)
-
-
-@pytest.mark.usefixtures("opened")
-def test_json_has_what_was_asked_for(cli: Run, codelet: Path) -> None:
-    asked = ("--prompt", PROMPT, "--max-tokens", 20, "--num-speculative-tokens", 5, "--json")
-    ran = cli("generate", codelet, *asked, "--logprobs", 2, "--prompt-logprobs", 0)
-    assert (ran.status, ran.err, ran.out.count("\n")) == (0, "", 1)
-    found = json.loads(ran.out)
-    assert (type(found["seed"]), found["speculation"]["gamma"]) == (int, 5)
-    assert all(str(t) in e for t, e in zip(found["token_ids"], found["logprobs"], strict=True))
-    assert len(found["prompt_logprobs"]) == found["prompt_tokens"]
 
 
 @pytest.mark.usefixtures("opened")
@@ -189,24 +177,6 @@ def test_a_terminal_shows_the_prompt_before_its_text(
     assert json.loads(cli(*asked, "--json").out)["text"] + "\n" == text
 
 
-@pytest.mark.usefixtures("opened")
-def test_a_model_s_own_way_to_sample_holds_where_no_option_is_given(
-    cli: Run, codelet: Path, generator: Generator
-) -> None:
-    def text(*options: object) -> Any:
-        asked = ("generate", codelet, "--prompt", PROMPT, "--max-tokens", 20, "--seed", 5, "--json")
-        return json.loads(cli(*asked, *options).out)["text"]
-
-    assert generator.models.sampling == {"temperature": 0.7, "top_p": 0.95}
-    for options, given in (((), {}), (("--temperature", 0), {"temperature": 0.0}),
-                           (("--top-p", 0.3), {"top_p": 0.3})):  # fmt: skip
-        made = SamplingParams(max_tokens=20, seed=5, **{**generator.models.sampling, **given})
-        assert text(*options) == generator.generate(PROMPT, made).text
-
-
-TEXTS = ["abc", "the thing", "ż", "x" * 40, "in"]
-
-
 @pytest.mark.usefixtures("toy")
 def test_one_reason_for_both_drafters_of_a_cascade(cli: Run, tmp_path: Path) -> None:
     asked = ("--max-tokens", 2, "--gamma", "auto", "--drafter", "cascade")
@@ -251,25 +221,6 @@ def test_control_tokens_of_a_prompt(
             assert json.loads(cli("generate", tmp_path, *asked).out)["prompt_tokens"] == tokens
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_file_gives_a_line_for_each_prompt_in_order(
-    cli: Run, toy: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chat: bool
-) -> None:
-    template = ChatTemplate("<{{ messages[0].content }}>", {})
-    monkeypatch.setattr("specrt.text.chat_template.read_template", lambda _: template)
-    asked = ("--prompts", written(tmp_path, TEXTS), "--max-tokens", 9, "--seed", 3)
-    ran = cli("generate", tmp_path, *asked, *(["--chat"] if chat else []))
-    assert (ran.status, ran.err) == (0, "")
-    told = [json.loads(line) for line in ran.out.splitlines()]
-    assert [one["prompt"] for one in told] == TEXTS
-    params = SamplingParams(max_tokens=9, seed=3)
-    alone = [toy.generate(f"<{t}>" if chat else t, params).to_json() for t in TEXTS]
-    assert [*map(steady, told)] == [*map(steady, alone)]
-    ran = cli("generate", tmp_path, *asked, "--n", 2, "--temperature", 1.0)
-    told = [json.loads(line) for line in ran.out.splitlines()]
-    assert all(len({c["text"] for c in one["completions"]}) == 2 for one in told)
-
-
 def test_a_completion_that_fails_stops_no_other(cli: Run, toy: Generator, tmp_path: Path) -> None:
     few = " ".join(f"--allowed-token-id {byte}" for byte in b"abc")
     options = (*few.split(), "--no-repeat-ngram", 1, "--max-tokens", 2)
@@ -309,19 +260,3 @@ def test_texts_of_one_run_are_drafted_in_the_next(cli: Run, codelet: Path, tmp_p
     assert "--remote were given" in refused
     file.write_bytes(file.read_bytes()[:-3])
     assert "is damaged" in cli(*asked, "--text-memory-file", file).refusal
-
-
-@pytest.mark.parametrize("command", ["bench", "verify", "tune"])
-def test_commands_that_repeat_prompts_remember_none(
-    command: str, cli: Run, codelet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {}
-
-    def load(*_: object, **options: Any) -> None:
-        given.update(options)
-        raise RequestError("seen")
-
-    monkeypatch.setattr(f"specrt.cli.{command}.load", load)
-    prompts = Path(__file__).parents[2] / "benchmarks/prompts/code.jsonl"
-    cli(command, codelet, "--prompts", prompts)
-    assert given["text_memory_bytes"] == 0

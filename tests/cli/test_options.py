@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import io
-import itertools
-import shutil
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,25 +21,6 @@ def test_a_table_holds_every_cell_in_its_column() -> None:
     assert found == "name   ms  tokens\na b   1.5\nc           12345"
 
 
-def test_a_pipe_gets_lines_while_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for interval in ("INTERVAL_S", "LONGEST_INTERVAL_S"):
-        monkeypatch.setattr(f"specrt.cli.options.{interval}", 0.001)
-    pipe = io.StringIO()
-    monkeypatch.setattr("sys.stderr", pipe)
-    seconds = itertools.count()
-    monkeypatch.setattr("specrt.cli.options.monotonic", lambda: next(seconds) // 2)
-    end = time.monotonic() + 60
-    with progress("build x") as show:
-        show(0.25, "lower")
-        while pipe.getvalue().count("\n") < 4:
-            assert time.monotonic() < end
-            time.sleep(0.001)
-    lines = pipe.getvalue().splitlines()
-    assert all(line.startswith("build x") for line in lines)
-    assert len(set(lines)) == len(lines)
-    assert not any(thread.name == "specrt progress" for thread in threading.enumerate())
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     pipe = io.StringIO()
@@ -56,27 +32,6 @@ def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, termina
     (kept,) = (line for line in pipe.getvalue().split("\n") if "little memory" in line)
     shown = kept.rpartition("\r")[2].removesuffix("\x1b[K")
     assert shown == "warning: little memory"
-
-
-@pytest.mark.usefixtures("opened")
-@pytest.mark.parametrize("verb", ["bench", "verify", "build"])
-def test_a_long_verb_is_heard_of_in_a_pipe(
-    cli: Run, codelet: Path, engines: Path, two_prompts: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, verb: str,
-) -> None:  # fmt: skip
-    def build(plan: Any, show: Callable[[str, float], None]) -> None:
-        show("lower", 0.5)
-        shutil.copytree(codelet, plan.out)
-
-    monkeypatch.setattr("specrt_export.builder.build", build)
-    for interval in ("INTERVAL_S", "LONGEST_INTERVAL_S"):
-        monkeypatch.setattr(f"specrt.cli.options.{interval}", 0.001)
-    few = (codelet, "--prompts", two_prompts, "--max-tokens", 9, "--gammas", "2")
-    recipe = (engines / "codelet" / "recipe.toml", "--out", tmp_path / "made", "--no-tune")
-    ran = cli(verb, *(recipe if verb == "build" else few))
-    assert ran.status == 0
-    assert ran.err.startswith(f"{verb}")
-    assert "%" in ran.err
 
 
 def test_an_export_is_heard_of_in_a_pipe(

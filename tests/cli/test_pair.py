@@ -41,27 +41,6 @@ def same(text: str, file: Path) -> Recipe:
     return read_recipe(file)
 
 
-def test_what_is_not_said_is_the_recipes_default(model: Model, tmp_path: Path) -> None:
-    model("big")
-    model("small")
-    recipe, text = CheckpointPair("big", "small").recipe()
-    plain = tmp_path / "plain.toml"
-    plain.write_text('[target]\ncheckpoint = "big"\n[draft]\ncheckpoint = "small"\n')
-    wanted = read_recipe(plain)
-    assert replace(recipe, path=plain) == replace(wanted, name="big")
-    assert same(text, tmp_path / "r.toml") == replace(recipe, path=tmp_path / "r.toml")
-
-
-@pytest.mark.parametrize("name", ["odd 'name' [x]", 'a"b\\c', "caf\u00e9=#", "..."])
-def test_any_name_is_written_as_it_is(name: str, model: Model, tmp_path: Path) -> None:
-    model(f"models/{name}x")
-    recipe, text = CheckpointPair(f"models/{name}x").recipe()
-    assert recipe.target.checkpoint == f"models/{name}x"
-    assert recipe.name
-    assert "/" not in recipe.name
-    assert same(text, tmp_path / "r.toml").target == recipe.target
-
-
 @pytest.mark.parametrize("name", ["a\x7fb", "a\nb", "a\udce9b"])
 def test_a_name_that_no_recipe_holds_is_refused(name: str, model: Model) -> None:
     model(name)
@@ -84,23 +63,6 @@ def test_a_file_elsewhere_names_the_same_folders(model: Model, tmp_path: Path) -
         assert source is not None
         assert (found.folder / source.checkpoint).samefile(folder)
     assert (found.folder / found.quality.calibration).samefile("text.txt")
-
-
-def test_a_hub_name_stays_one(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = model("cached").resolve()
-    asked: list[str] = []
-
-    def download(name: str, *_: object) -> Path:
-        asked.append(name)
-        return folder
-
-    monkeypatch.setattr("specrt_export.checkpoint.checkpoint.download", download)
-    Path("deep").mkdir()
-    recipe, _ = CheckpointPair("org/Big-7B", "cached").recipe(Path("deep/recipe.toml"))
-    assert asked == ["org/Big-7B"]
-    assert (recipe.target.checkpoint, recipe.name) == ("org/Big-7B", "Big-7B")
-    assert recipe.draft is not None
-    assert recipe.draft.checkpoint == "../cached"
 
 
 def test_no_engine_is_longer_than_its_models_allow(model: Model) -> None:

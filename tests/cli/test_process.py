@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,6 @@ import pytest
 
 from cli.conftest import COMMAND
 from shared import REPOSITORY, nightly_but
-from specrt.generator import Generator
-from specrt.params import SamplingParams
-from specrt_export.recipe.compiler_spec import COMPILERS
 
 
 def run(*words: str, **how: Any) -> subprocess.CompletedProcess[Any]:
@@ -76,13 +71,6 @@ def test_a_reader_that_left_is_told_nothing(
     assert (done.returncode, done.stderr or b"") == (status, b"")
 
 
-def test_a_dash_is_standard_input(codelet: Path, generator: Generator) -> None:
-    asked = ("--prompts", "-", "--max-tokens", "2", "--threads", "1", "--temperature", "0")
-    done = run(*COMMAND, "generate", str(codelet), *asked, input=b'{"prompt": "import os\\n"}')
-    expected = generator.generate("import os\n", SamplingParams(max_tokens=2))
-    assert json.loads(done.stdout)["token_ids"] == expected.token_ids
-
-
 def test_make_passes_a_prompt_on_as_it_is() -> None:
     prompt = """cost $5, $HOME, $(x) and 'quotes' "too" \\ \u00e9"""
     words = ("make", "-s", "-C", str(REPOSITORY), "-f", "Makefile", "-f", "-", "show")
@@ -90,43 +78,6 @@ def test_make_passes_a_prompt_on_as_it_is() -> None:
     for given in ([f"PROMPT={prompt}"], []):
         done = run(*words, *given, input=show, env={**os.environ, "PROMPT": prompt})
         assert done.stdout.decode() == prompt
-
-
-def test_ctrl_c_ends_the_making_of_an_environment_in_one_line(tmp_path: Path) -> None:
-    place = tmp_path / "venv"
-    words = ("make", "-C", str(REPOSITORY), f"VENV={place}", f"{place}/.runtime")
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        while not place.exists() and process.poll() is None:
-            time.sleep(0.01)
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate()
-    assert (process.returncode, said.count(b"\n")) == (-signal.SIGINT, 1), said
-
-
-def test_make_refuses_what_it_does_not_know_before_any_work() -> None:
-    for given, known in (("BACKEND=cuda", COMPILERS), ("PAIR=typo", ["codelet", "qwen3-8b"])):
-        done = run("make", "-n", "-C", str(REPOSITORY), "engines", given)
-        assert done.returncode == 2
-        assert not any(b"pip" in line for line in done.stdout.splitlines())
-        assert all(name in done.stderr.decode() for name in known)
-
-
-def test_a_pair_that_fails_stops_no_other(tmp_path: Path) -> None:
-    scripts = {
-        "python": "echo one two three",
-        "specrt": f"echo $2 >> {tmp_path}/built; test $2 != two",
-    }
-    for name, script in scripts.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / ".runtime").touch()
-    done = run("make", "-C", str(REPOSITORY), "engines", f"VENV={tmp_path}", f"BIN={tmp_path}")
-    assert done.returncode == 2
-    assert (tmp_path / "built").read_text().split() == ["one", "two", "three"]
 
 
 LIMITED = """

@@ -123,17 +123,6 @@ def test_a_backend_of_a_later_version(cli: Run, codelet: Path, tmp_path: Path) -
         assert "upgrade specrt, or build the bundle again" in said
 
 
-def test_damaged_bundles(cli: Run, codelet: Path, places: dict[str, Path], tmp_path: Path) -> None:
-    copy, prompts = shutil.copytree(codelet, tmp_path / "copy"), ("--prompts", places["prompts"])
-    verbs = {
-        "generate": ("--prompt", "a"), "chat": (), "inspect": (), "verify": prompts,
-        "bench": prompts, "tune": prompts,
-    }  # fmt: skip
-    (copy / "target/engine.data").unlink()
-    missing = "target/engine.data is missing; build the bundle again with `specrt build"
-    assert all(missing in cli(verb, copy, *verbs[verb]).refusal for verb in verbs)
-
-
 @pytest.mark.parametrize("line", ["hello", "[1]", '{"text": "a"}', ""])
 def test_a_prompt_file_of_anything_else_is_told_what_a_line_holds(
     cli: Run, codelet: Path, tmp_path: Path, line: str

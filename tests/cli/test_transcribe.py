@@ -62,22 +62,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Callable[
     return use
 
 
-def test_the_text_goes_to_standard_output_and_counts_to_standard_error(
-    cli: Run, bundle: Path, file: Path, scripted: Any
-) -> None:
-    scripted(Scripted(said(" Eins"), said(" zwei.")))
-    ran = cli("transcribe", file, bundle, "--gamma", 2)
-    assert (ran.status, ran.out) == (0, "Eins zwei.\n")
-    notice, *bars, counts = ran.err.splitlines()
-    assert notice == "note: it is scripted"
-    assert bars[0] == "transcribe:   0% of 39 s (0 s)"
-    assert counts.startswith("[39.0 s of audio, real-time factor 0.")
-    assert counts.endswith(
-        " | 13 tokens in 2 windows | model, gamma 2: 2 rounds, 5.50 tokens per round, acceptance "
-        "rate 0.50 | language de]"
-    )
-
-
 @pytest.mark.export
 def test_a_random_whisper_writes_what_the_library_does(cli: Run, whisper: Path, file: Path) -> None:
     asked = ("--timestamps", "--json", "--language", "en", "--threads", 1, "--gamma", 3)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -76,34 +74,6 @@ def test_speculative_greedy_is_plain_greedy(
     assert counts[3].acceptance_rate >= ACCEPTANCE_FLOOR
 
 
-LIST = {"type": "array", "items": {"enum": ["user", "group", None]}, "maxItems": 3}
-ASKED: list[tuple[dict[str, Any], Callable[[str], object]]] = [
-    ({"top_k": 50, "top_p": 0.95, "min_p": 0.01}, str),
-    ({"json_schema": LIST}, json.loads),
-    ({"regex": r"[A-Z][a-z]{2,9}( [a-z]{1,9}){2,6}\."}, re.compile(r"[A-Z][a-z ]+\.").fullmatch),
-]
-
-
-@pytest.mark.parametrize(("option", "holds"), ASKED)
-def test_the_same_seed_gives_the_same_text_at_every_gamma(
-    generator: Generator,
-    prompts: list[list[int]],
-    option: dict[str, Any],
-    holds: Callable[[str], object],
-) -> None:
-    """What a structure allows, too."""
-    if "top_k" not in option:
-        pytest.importorskip("llguidance", reason="needs the structured extra")
-    params = SamplingParams(max_tokens=24, temperature=0.8, seed=7, **option)
-    plain = generator.generate(prompts[0], params, gamma=0)
-    assert plain.finish_reason != "stop" or holds(plain.text) is not None
-    for gamma, drafter in ((2, "model"), (8, "cascade")):
-        found = generator.generate(prompts[0], params, gamma=gamma, drafter=drafter)
-        assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
-    other = generator.generate(prompts[0], replace(params, seed=8), gamma=8)
-    assert other.text != plain.text
-
-
 @pytest.mark.nightly
 def test_a_prompt_may_fill_the_context(generator: Generator, prompts: list[list[int]]) -> None:
     context = generator.models.target.max_length
@@ -147,13 +117,6 @@ def test_the_output_is_that_of_transformers(
 # Several completions at once
 
 ROWS = 3
-PROMPTS = [
-    "def fibonacci(n):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "import os\n\n\ndef walk(root):\n    " * 12,
-    "x = [",
-    "# A queue of jobs, the oldest first.\n",
-]
 
 
 @pytest.fixture(scope="module")
@@ -163,27 +126,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory, engines: Path) -> Iterator[Ge
     build(replace(recipe, engine=replace(recipe.engine, batch=ROWS)), out)
     with specrt.load(out) as generator:
         yield generator
-
-
-NIGHTLY = [
-    pytest.param(drafter, gamma, marks=pytest.mark.nightly)
-    for drafter in ("model", "ngram", "cascade", "none")
-    for gamma in (0, 3, "auto")
-]
-
-
-@pytest.mark.parametrize(("drafter", "gamma"), [("cascade", 4), *NIGHTLY])
-def test_neighbours_change_no_token(
-    rows: Generator, generator: Generator, drafter: str, gamma: specrt.params.Gamma
-) -> None:
-    params = [
-        SamplingParams(max_tokens=16 + 5 * i, temperature=0.7 * (i % 2), seed=i)
-        for i in range(len(PROMPTS))
-    ]
-    found = rows.generate_many(PROMPTS, params, gamma=gamma, drafter=drafter)
-    for prompt, own, (done,) in zip(PROMPTS, params, found, strict=True):
-        generator.forget()
-        assert done.token_ids == generator.generate(prompt, own, gamma=0).token_ids
 
 
 # Log-probabilities

@@ -42,23 +42,6 @@ def test_every_pass_has_a_profile_and_no_two_are_alike(
         assert len(fixed) == 1
 
 
-@given(st.sampled_from(["target", "draft"]), GAMMAS, st.sets(st.integers(1, 99), max_size=4))
-def test_each_kv_length_has_every_pass(role: str, gammas: list[int], shorter: set[int]) -> None:
-    """And prefill takes them all; of the same passes, and no others."""
-    lengths = (*sorted(shorter), 100)
-    whole, found = profiles(role, 32, gammas), profiles(role, 32, gammas, lengths)
-    fixed = [p for p in found if p.fixed]
-    assert len({p.name for p in found}) == len(found)
-    assert {(p.width, p.rows) for p in found} == {(p.width, p.rows) for p in whole}
-    assert len(fixed) == len(lengths) * sum(p.fixed for p in whole)
-    for profile in whole:
-        for length in lengths:
-            taking = [p for p in found if p.takes(profile.width.best, profile.rows.best, length)]
-            assert taking
-            assert any((p.width, p.rows) == (profile.width, profile.rows) for p in taking)
-    assert not any(p.takes(1, 1, 101) for p in found)
-
-
 @given(st.integers(0, 16))
 def test_a_head_is_fed_all_that_a_round_kept_in_a_pass_of_its_own(gamma: int) -> None:
     found = profiles("draft", 32, (gamma,), catch_up=gamma + 1)

@@ -35,7 +35,7 @@ TOOLS = {
 TARGETS = {
     ("native", "ON"): ("all",),
     ("native", "thread"): ("abi_check",),
-    ("native", "OFF"): ("application", "instruction_sets"),
+    ("native", "OFF"): ("instruction_sets",),
     ("hosted", "ON"): ("application",),
     ("hosted", "OFF"): ("install", "application"),
 }

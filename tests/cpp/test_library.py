@@ -94,45 +94,6 @@ def test_what_an_application_asks_besides(
         assert [n[2] for n in numbers] == pytest.approx([e[2] for e in expected], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("implementation", "limits", "statuses", "remedy"),
-    [
-        ("native", [f"-v {kib}" for kib in range(60_000, 240_000, 20_000)],
-         {"SPECRT_MEMORY", "SPECRT_OK"}, ""),
-        ("hosted", [f"-v {kib}" for kib in range(180_000, 320_000, 20_000)], {"SPECRT_MEMORY"}, ""),
-        ("native", ["-n 4"], {"SPECRT_BUNDLE"}, "ulimit -n"),
-        ("hosted", ["-n 4"], {"SPECRT_ENGINE"}, "ulimit -n"),
-    ],
-)  # fmt: skip
-def test_a_shortage_is_told_as_one(
-    built_library: BuildLibrary, codelet: Path, implementation: str, limits: list[str],
-    statuses: set[str], remedy: str,
-) -> None:  # fmt: skip
-    """Not sanitized: sanitizers reserve more than any limit."""
-    program, found = built_library(implementation).program("application"), dict[str, str]()
-    for limit in limits:
-        command = f'ulimit {limit}; exec "$@"'
-        arguments = ["sh", "-c", command, "sh", program, "opening", f"bundle={codelet}"]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-        found[done.stdout.split("|")[0]] = done.stdout
-        assert remedy in done.stdout
-    found.pop("", None)  # NumPy's BLAS ends a process that gives it no memory
-    assert found.keys() == statuses, found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("implementation", ["hosted", "native"])
-def test_memory_goes_back(built_library: BuildLibrary, codelet: Path, implementation: str) -> None:
-    """Not sanitized: what is freed is kept for a while then."""
-    library = built_library(implementation)
-    generations, threads, cycles, ends = library.run("memory", bundle=codelet)
-    assert int(generations) < 2048
-    assert int(threads) < 2048  # kept for each of 3,000, they take 12 MiB
-    assert int(cycles) < 8192
-    opened, closed = json.loads(ends)
-    assert implementation == "hosted" or closed < opened / 2  # CPython keeps its own
-
-
 def test_json_has_points_where_the_application_has_commas(
     native: Library, codelet: Path, tmp_path: Path
 ) -> None:

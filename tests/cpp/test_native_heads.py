@@ -128,28 +128,3 @@ def test_a_map_that_is_none_is_refused_as_in_python(
         assert f"has no rising ids from 0 to {VOCABULARY - 1}; build the bundle again" in line
     listed(folder, draft.vocab_map, sound)
     assert native.run("opening", bundle=folder) == ["SPECRT_OK|"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"draft": {"kind": "", "features": 0}},
-        {"target": {"features": 0}, "draft": {"kind": "", "features": 0}},
-        {"target": {"features": 33}, "draft": {"features": 33}},
-        {"draft": {"vocab_map": ""}},
-        {"draft": {"vocab_map": "fewer"}},
-    ],
-    ids=str,
-)
-def test_a_graph_that_is_another_than_its_record_is_refused(
-    native: Library, folder: Path, wrong: dict[str, Any]
-) -> None:
-    listed(folder, "fewer", np.arange(3, dtype="<i4").tobytes())
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text("utf-8"))
-    for role, changed in wrong.items():
-        manifest[role] |= changed
-    path.write_text(json.dumps(manifest))
-    (line,) = native.run("opening", bundle=folder)
-    assert line.startswith("SPECRT_ENGINE|the engine's ")
-    assert line.endswith("they do not belong together: build the bundle again")

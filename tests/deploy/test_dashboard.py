@@ -8,7 +8,6 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import rows
@@ -55,13 +54,3 @@ def test_every_expression_uses_names_that_there_are(choice: str, tokenizer: Toke
                    for g in by.split(",")}  # fmt: skip
         matched = {*re.findall(r"(\w+)=~", expression)}
         assert grouped | matched <= known, expression
-
-
-def test_prometheus_scrapes_the_servers_behind_nginx() -> None:
-    given = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-    (job,) = given["scrape_configs"]
-    assert job["metrics_path"] == "/metrics"
-    upstreams = re.findall(r"^\s+server (\S+) ", (DEPLOY / "nginx.conf").read_text(), re.MULTILINE)
-    assert [t for one in job["static_configs"] for t in one["targets"]] == upstreams
-    seconds = {key: int(value.removesuffix("s")) for key, value in given["global"].items()}
-    assert seconds["scrape_timeout"] < seconds["scrape_interval"]

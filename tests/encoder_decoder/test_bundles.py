@@ -141,25 +141,6 @@ def test_a_pair_drafts_of_the_same_source(names: tuple[str, str], built: Built) 
             assert greedy(draft, row, manifest.decoder_start, NEW) == expected
 
 
-@pytest.mark.parametrize("names", [("bart", "mbart"), ("t5", "t5"), ("marian",)], ids="-".join)
-def test_texts_are_the_same_with_speculation(names: tuple[str, ...], built: Built) -> None:
-    bundle = built(*names)
-    greedy = SamplingParams(max_tokens=60, no_repeat_ngram_size=2)
-    drawn = SamplingParams(max_tokens=30, temperature=0.9, seed=4, ignore_eos=True)
-    with specrt.load(bundle, threads=1) as generator:
-        prompts = [source.tolist() for source in sources_of(bundle, 4)]
-        for params in (greedy, drawn):
-            plain = [generator.generate(one, params, gamma=0).token_ids for one in prompts]
-            assert len(set(map(tuple, plain))) == len(plain)
-            many = generator.generate_many(prompts, params, gamma=3)
-            assert [one.token_ids for (one,) in many] == plain
-        text = generator.generate("abc def", greedy, gamma=3)
-        assert text.prompt_tokens == len("abc def") + 1
-    (answer,) = specrt.LLM(model=bundle, num_speculative_tokens=1).generate(["abc def"], greedy)
-    assert len(answer.prompt_token_ids) == len("abc def") + 1
-    assert tuple(answer.outputs[0].token_ids) == tuple(text.token_ids)
-
-
 def test_scores_are_those_of_transformers(built: Built) -> None:
     bundle = built("t5", "t5")
     (source, *_) = sources_of(bundle, 1)

@@ -96,25 +96,6 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, exported: Zoo, tmp_pa
                 np.testing.assert_array_equal(alone.logits[0, 0], together[row, at])
 
 
-def test_a_source_goes_with_its_row_and_until_the_next(exported: Zoo, tmp_path: Path) -> None:
-    case = make("t5", exported, tmp_path)
-    with opened(case) as engine:
-        rng = np.random.default_rng(5)
-        long, short = rng.integers(0, 160, 180), rng.integers(0, 160, 7)
-        tokens = tokens_of(engine)[:, :20]
-        fill(engine, [long, short, short])
-        before = engine.forward(tokens, 0).logits.copy()
-        engine.copy_row(0, 2, 15)
-        both = np.concatenate([tokens[:1], tokens[1:2], tokens[:1]])
-        after = engine.forward(both[:, 15:], 15).logits
-        np.testing.assert_array_equal(after[2], before[0, 15:])
-        # A shorter source: what a longer one left it is not read.
-        engine.condition(0, short)
-        found = engine.forward(np.repeat(tokens[:1], ROWS, 0), 0).logits.copy()
-        np.testing.assert_array_equal(found[0], found[1])
-        assert (found[0] != found[2]).any()
-
-
 def test_what_is_no_source_is_refused_and_the_row_keeps_its_own(
     exported: Zoo, tmp_path: Path
 ) -> None:

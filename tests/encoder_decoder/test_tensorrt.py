@@ -113,13 +113,6 @@ def row_of_another(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(SourceBuffer, "keep", lambda self, row, *rest: keep(self, 0, *rest))
 
 
-def longer(patched: pytest.MonkeyPatch) -> None:
-    keep = SourceBuffer.keep
-    patched.setattr(
-        SourceBuffer, "keep", lambda self, row, made, length: keep(self, row, made, length + 1)
-    )
-
-
 def states_of_another(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(HiddenStates, "copy_row", lambda *_: None)
     patched.setattr(SourceBuffer, "copy_row", lambda *_: None)
@@ -160,19 +153,6 @@ def test_rows_keep_their_sources(load: Load) -> None:
                 found = scores()
             errors = [np.abs(a - b).max() for a, b in zip(found, right, strict=True)]
             assert max(errors) > 1e-2, broken
-
-
-def test_a_source_that_is_seen_longer_gives_another_text(
-    built: Built, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = sources_of(built("bart", "mbart"))[1:4]
-    with load("bart", "mbart") as generator:
-        wanted = answers(generator, sources)
-        longer(monkeypatch)
-        assert answers(generator, [[*s[:-1], 9] for s in sources]) != wanted
-    with load("bart", "mbart") as generator:
-        found = answers(generator, sources)
-    assert sum(a == b for a, b in zip(found, wanted, strict=True)) < len(wanted) / 2
 
 
 def test_a_pass_that_ran_already_is_not_that_of_another_source(load: Load) -> None:

@@ -80,40 +80,6 @@ def test_of_two_packages_the_one_that_is_loaded_counts(
 
 
 @pytest.mark.parametrize(
-    ("built", "there", "said"),
-    [
-        (
-            "1.30.0",
-            {"onnxruntime": "1.29.9"},
-            r"onnxruntime 1.30.0, and 1.29.9 .*1.30'",
-        ),
-        ("1.9", {"onnxruntime-gpu": "1.8.2"}, "pip install 'onnxruntime-gpu>=1.9'"),
-        (
-            "newest",
-            {"onnxruntime": "1.30.0"},
-            "names 'newest' as its version .*specrt build RECIPE",
-        ),
-        *(("1.30.2", {"onnxruntime": here}, "") for here in ("1.30.1", "1.30.0+cu", "2.0", "odd")),
-        ("1.30.2", {}, ""),
-    ],
-)
-def test_a_library_older_than_the_one_that_built_is_refused(
-    site: Site, monkeypatch: pytest.MonkeyPatch, built: str, there: Mapping[str, str], said: str
-) -> None:
-    packages(monkeypatch, there, next(iter(there.values()), None))
-    for backend in ("ort-cpu", "ort-cuda", "tensorrt"):
-        folder = site.bundle(*table_pair(), backends=(backend, backend), name=backend)
-        manifest = replace(
-            Bundle.open(folder).manifest, versions={"onnxruntime": built, "kernels": LAYOUT}
-        )
-        if said and backend != "tensorrt":
-            with pytest.raises(BundleError, match=said):
-                check_versions(folder, manifest)
-        else:
-            check_versions(folder, manifest)
-
-
-@pytest.mark.parametrize(
     ("built", "has_kernels", "refused", "noticed"),
     [
         (LAYOUT, True, "", ""),

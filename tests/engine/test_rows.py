@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 from engine.conftest import BATCH, MAX_LENGTH, MAX_WIDTH, Opener, alone
 from specrt.engine.ort import contrib_engine
-from specrt.engine.ort.ort_engine import RowScores
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 
@@ -69,21 +66,6 @@ def test_rows_are_what_they_are_alone(
     assert MAX_LENGTH in ended
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_same_bits_at_every_width_up_to_the_last_position(
-    kind: str, opener: Opener
-) -> None:
-    engine, text = opener(rows(kind, 1)), text_of(0)
-    one_by_one = np.stack(
-        [engine.forward([[token]], at).logits[0, 0].copy() for at, token in enumerate(text)]
-    )
-    for width in range(2, MAX_WIDTH + 1):
-        begin = MAX_LENGTH - width
-        for scored in (1, 2, width):
-            logits = engine.forward([text[begin:]], begin, scored).logits[0]
-            np.testing.assert_array_equal(logits, one_by_one[-scored:])
-
-
 @pytest.mark.parametrize("kind", ["fp32", "int8 contrib"])
 def test_a_copied_row_goes_on_like_its_source(kind: str, opener: Opener) -> None:
     several = opener(rows(kind))
@@ -130,55 +112,3 @@ def test_buffers_of_another_shape_say_what_to_do(opener: Opener) -> None:
     for name in ("fp32 1", "fp32 1 contrib", "int8 1 contrib"):
         with pytest.raises(EngineError, match=r"build the bundle again"):
             opener(name, max_length=MAX_LENGTH + 20)
-
-
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("kind", KINDS[::3])
-def test_a_pass_interrupted_anywhere_harms_none_that_follows(
-    kind: str, first: bool, step: int, opener: Opener
-) -> None:
-    """The first one, and one whose scores outgrow those before."""
-    one, text = opener(rows(kind, 1)), text_of(0, 12)
-    wanted = one.forward([text], 0)
-    wanted = RowScores(*(None if kept is None else kept.copy() for kept in wanted))
-    interrupted, lines = True, 0
-    while interrupted:
-        engine = opener(rows(kind))
-        if not first:
-            engine.forward_rows([Feed(0, text[:3], 0, 1)])
-        lines += step
-        interrupted = _interrupted(lambda: engine.forward_rows([Feed(1, text, 0, 9)]), lines)  # noqa: B023
-        for count in (5, 12):
-            (found,) = engine.forward_rows([Feed(2, text[:count], 0, count)])
-            for scores, expected in zip(found, wanted, strict=True):
-                assert (scores is None) == (expected is None), lines
-                if scores is not None:
-                    np.testing.assert_array_equal(scores, expected[:, :count])
-        engine.close()
-    assert lines > 20
-
-
-def _interrupted(run: Callable[[], object], lines: int) -> bool:
-    """Interrupt something before so many lines of the engine; return whether it had as many."""
-    left = lines
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if "engine" not in frame.f_code.co_filename:
-            return None
-        left -= event == "line"
-        if left == 0:
-            left = -1
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False

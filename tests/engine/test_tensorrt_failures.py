@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from specrt.engine.protocol import cuda_graphs
@@ -15,10 +14,8 @@ from specrt.engine.tensorrt.device import LOST as LOST_ERRORS
 from specrt.engine.tensorrt.device import CudaDevice, lost
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
-from specrt.speculation.gamma import FixedGamma
 from specrt.system.gpu import Survey
 from support.gpu_double import (
-    ALWAYS,
     LOST,
     MACHINE,
     PREFILL,
@@ -26,12 +23,11 @@ from support.gpu_double import (
     CudaDouble,
     DoubleDevice,
     Pair,
-    double_of,
     draft_profiles,
     opened,
     record_of,
 )
-from support.toy import TableEngine, plain
+from support.toy import TableEngine
 
 LENGTH = 64
 CALLS = (
@@ -139,28 +135,6 @@ def test_a_failed_pass_ends_its_engine_and_a_failed_round_both(call: str, gamma:
     pair.close()
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_passes_that_cannot_be_captured_run_all_the_same_and_say_so(refuses: bool) -> None:
-    """Each is tried once; one that the library refuses is not tried at all."""
-    pair = ready(backend="tensorrt-rtx")  # which says what may be captured
-    for engine in (pair.target, pair.draft):
-        double_of(engine).capturable = not refuses
-    pair.device.cuda.fail("cudaStreamBeginCapture", ALWAYS)
-    tried = set[int]()
-    for _ in range(2):
-        found, _ = pair.run(pair.drafter(FixedGamma(2)), FIRST[0], 20)
-        assert found == plain(toy(), FIRST[0], 20)
-        tried.add(pair.device.calls["cudaStreamBeginCapture"])
-    assert len(tried) == 1
-    assert (tried == {0}) is refuses
-    pair.target.forward([[1]], 5)
-    graphs = cuda_graphs(pair.target, pair.draft, pair.rounds)
-    assert graphs is not None
-    assert graphs.captured == 0
-    for kind in ("rounds of gamma 2 with", "passes of width 1 with 1 scored"):
-        assert any(kind in said and "kernel by kernel" in said for said in graphs.refusals)
-
-
 def test_a_pass_without_a_profile_names_those_there_are() -> None:
     engine = opened(DoubleDevice(), toy())
     with pytest.raises(
@@ -209,26 +183,6 @@ def test_without_driver_or_device_nothing_is_opened() -> None:
     remedy = r"knows CUDA 13\.0: `pip install 'cuda-bindings==13\.\*'"
     with pytest.raises(EngineError, match=remedy):
         CudaDevice(runtime=double, devices=MACHINE)
-
-
-@pytest.mark.parametrize("integrated", [False, True])
-def test_what_a_pass_left_outlives_its_engine(integrated: bool) -> None:
-    """Also the pass of a whole round; what was not copied yet cannot be had any more."""
-    pair = ready(device=DoubleDevice(integrated=integrated))
-    drafted = pair.rounds.run([5], 4, 5, 4, 2)
-    kept = [pair.target.forward(FIRST, 0), pair.target.forward([[5, *drafted.tokens]], 4)]
-    before = [(out.argmax.copy(), [part.copy() for part in out.candidates]) for out in kept]
-    read = kept[0].logits.copy()
-    pair.close()
-    pair.device.close()
-    for out, (argmax, candidates) in zip(kept, before, strict=True):
-        np.testing.assert_array_equal(out.argmax, argmax)
-        for found, wanted in zip(out.candidates, candidates, strict=True):
-            np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(kept[0].logits, read)
-    with pytest.raises(EngineError, match="was closed"):
-        _ = kept[1].logits
-    assert pair.device.cuda.memory == {}
 
 
 def test_each_thread_sets_the_device() -> None:

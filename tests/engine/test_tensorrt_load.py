@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import specrt
-from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.engine.tensorrt.fused_round import CapturedRounds
 from specrt.errors import EngineError
 from specrt.params import Gamma, SamplingParams
-from specrt.tuning.tuning_record import read_tuning
-from support.gpu_double import ALWAYS, LOST, POSITIONS, Site, table_pair
+from support.gpu_double import ALWAYS, POSITIONS, Site, table_pair
 from support.toy import TableEngine, plain
 
 PROMPT = list(range(40, 75))  # more than two chunks of a prompt
@@ -75,56 +71,6 @@ def test_greedy_text_is_plain_decoding(
     assert len(site.devices) == 1
 
 
-def test_passes_of_several_kv_lengths_give_the_same_text(site: Site, ran: list[int]) -> None:
-    target, draft = table_pair()
-    folder = site.bundle(target, draft, kv_lengths=(40, 64, 100, POSITIONS))
-    with specrt.load(folder) as generator:
-        for gamma in (0, 3, 8):
-            params = replace(PARAMS, max_tokens=POSITIONS)
-            found = generator.generate(PROMPT, params, gamma=gamma)
-            assert found.token_ids == plain(target, PROMPT, POSITIONS)
-    assert {3, 8} <= set(ran)
-
-
-@pytest.mark.parametrize(
-    ("call", "number", "gamma"),
-    [
-        ("cudaGraphLaunch", 5, 0),
-        ("cudaStreamSynchronize", 5, 4),
-    ],
-)
-def test_a_lost_device_keeps_what_was_emitted(
-    site: Site, call: str, number: int, gamma: int
-) -> None:
-    """The number says which of the calls from the first token on fails."""
-    target, draft = table_pair()
-    with specrt.load(site.bundle(target, draft)) as generator:
-        stream = generator.stream(PROMPT, PARAMS, gamma=gamma)
-        emitted = list(next(stream).token_ids)
-        site.cuda.fail(call, number, LOST)
-        with pytest.raises(EngineError, match="the device is lost") as told:
-            emitted.extend(token for chunk in stream for token in chunk.token_ids)
-        assert "\n" not in str(told.value)
-        assert stream.completion.token_ids == emitted
-        assert emitted == plain(target, PROMPT, len(emitted))
-        with pytest.raises(EngineError, match="lost"):
-            generator.generate(PROMPT, PARAMS, gamma=8)
-
-
-def test_memory_that_is_missing_in_mid_stream_is_told(site: Site) -> None:
-    target, draft = table_pair()
-    with specrt.load(site.bundle(target, draft)) as generator:
-        stream = generator.stream(PROMPT, PARAMS, gamma=4)
-        next(stream)
-        size, site.cuda.size = site.cuda.size, 0
-        with pytest.raises(EngineError, match=r"scores: 0\.00 MiB are needed .*max_length"):
-            stream.finish()
-        assert site.cuda.calls["cudaGetLastError"], "the error is cleared"
-        site.cuda.size = size  # there is enough of it again
-        found = generator.generate(PROMPT, PARAMS, gamma=4)
-        assert found.token_ids == plain(target, PROMPT, NEW)
-
-
 def test_what_does_not_open_closes_what_did(site: Site) -> None:
     folder = site.bundle(*table_pair())
     site.cuda.fail("deserialize_cuda_engine", 2)
@@ -133,19 +79,6 @@ def test_what_does_not_open_closes_what_did(site: Site) -> None:
     site.hold_closed()
     with specrt.load(folder) as generator:
         generator.generate(PROMPT, PARAMS, gamma=4)
-
-
-def test_scores_that_are_no_numbers_end_a_text_and_not_the_engine(site: Site) -> None:
-    target, draft = table_pair()
-    site.changes["target"] = lambda plan: setattr(plan, "broken_at", [len(PROMPT) + 20])
-    with specrt.load(site.bundle(target, draft)) as generator:
-        for gamma in range(9):
-            stream = generator.stream(PROMPT, PARAMS, gamma=gamma)
-            with pytest.raises(EngineError, match="NaN"):
-                list(stream)
-            found = stream.completion.token_ids
-            assert 20 - gamma <= len(found) <= 20
-            assert found == plain(target, PROMPT, len(found))
 
 
 @pytest.mark.parametrize("captures", [True, False])
@@ -174,28 +107,3 @@ def test_a_user_reads_what_was_captured(
     assert ("note: rounds of gamma 2" in capsys.readouterr().err) is not captures
     assert run(["inspect", str(folder)]) == 0
     assert ("rounds of gamma 2" in capsys.readouterr().out) is not captures
-
-
-def test_the_commands_run_on_plans(
-    site: Site, tmp_path: Path, ran: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`verify` finds equal gammas, and `tune` keeps costs that are used."""
-    folder, prompts = site.bundle(*table_pair(0.9), gammas=(0, 1, 3)), tmp_path / "prompts.jsonl"
-    texts = ("the thing in the sea", "a b c d")
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    verify = ["verify", str(folder), "--prompts", str(prompts), "--max-tokens", "40", "--json"]
-    assert run([*verify, "--gammas", "1,3"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["divergences"], found["drafted"] > 50) == ([], True)
-    assert set(ran) == {1, 3}
-    assert run(["tune", str(folder), "--quick"]) == 0
-    kept, ignored = read_tuning(Bundle.open(folder), len(os.sched_getaffinity(0)))
-    assert kept is not None, ignored
-    assert kept.cuda_graphs is not None
-    assert kept.cuda_graphs.captured > 3
-    capsys.readouterr()
-    assert run(["inspect", str(folder)]) == 0
-    assert f"CUDA graphs: {kept.cuda_graphs.captured}" in capsys.readouterr().out
-    with specrt.load(folder) as generator:
-        assert generator.notices == ()
-        assert generator.models.costs == kept.costs

@@ -164,21 +164,6 @@ def test_a_build_killed_while_renaming_gives_its_bundle_back(out: Path) -> None:
     assert (said_in(out), leftovers(out)) == ("the old one", [])
 
 
-@pytest.mark.parametrize("state", ["part", "old"])
-def test_what_others_left_is_not_taken(tmp_path: Path, state: str) -> None:
-    """A live build, and a dead one of a bundle with a longer name."""
-    mine, pid = tmp_path / "llama3", dead_process()
-    others = [
-        tmp_path / f".llama3.{os.getppid()}.a1b2c3d4.part",
-        tmp_path / f".llama3.{pid}.{os.getpid()}.a1b2c3d4.{state}",
-    ]
-    for other in others:
-        put(other, "theirs")
-    put_whole(mine, "mine")
-    put_whole(tmp_path / f"llama3.{pid}", "the longer name's")
-    assert [said_in(one) for one in (mine, *others)] == ["mine", "theirs", "theirs"]
-
-
 @pytest.mark.parametrize("exchange", [True, False], ids=["in one step", "by two renames"])
 def test_a_bundle_changes_places_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool

@@ -27,7 +27,6 @@ from specrt_export.portable.graph import runs_here
 from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.recipe.recipe import Recipe, read_recipe
 from support.builds import build, is_fresh
-from support.kernels import without_kernels
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -137,26 +136,6 @@ def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
         for module in ("check.model_parity", "check.measured_model", "check.quality"):
             monkeypatch.setattr(f"specrt_export.{module}.runs_here", lambda: False)
     assert found[0] == pytest.approx(found[1], rel=1e-2)
-
-
-def test_without_kernels_a_pair_is_lossless_and_stale_once_they_are_there(
-    ask: Ask, out: Path
-) -> None:
-    recipe = ask("int4", draft='precision = "int8"')
-    recipe = replace(recipe, engine=replace(recipe.engine, batch=2))
-    with without_kernels():
-        build(recipe, out)
-        assert is_fresh(recipe, out)
-        plain = complete(out, gamma=0)
-        assert complete(out, gamma=max(read_manifest(out).gammas)) == plain
-        with specrt.load(out, threads=1) as generator:
-            (notice,) = (one for one in generator.notices if "kernels" in one)
-            many = generator.generate_many(["def f(x):\n", "a"], SamplingParams(max_tokens=24))
-            assert many[0][0].token_ids == plain
-    assert "specrt build" in notice
-    assert not is_fresh(recipe, out)
-    assert complete(out, gamma=0)
-    assert "those of ONNX Runtime" in shown(out)
 
 
 def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
-from specrt.system.memory import Bandwidth
 from specrt_export.estimate.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe.recipe import read_recipe
 from support.gguf_files import container
@@ -157,21 +156,6 @@ def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> 
     assert not any(tmp_path.iterdir())
 
 
-def test_several_recipes_are_held_to_the_bandwidth_that_bench_measures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured = Bandwidth(40e9, 1 << 28, 2, 12)
-    monkeypatch.setattr("specrt.system.memory.measure_bandwidth", lambda threads: measured)
-    recipes = [str(ENGINES / name / "recipe.toml") for name in ("codelet", "qwen3-8b")]
-    assert run(["build", "--dry-run", *recipes]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if " for ort-cpu: " in line] == [
-        "codelet",
-        "qwen3-8b",
-    ]
-    assert sum(str(measured) in line for line in lines) == 2
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -213,21 +197,6 @@ def test_a_broken_recipe_is_named_and_left_out(
     assert main([str(broken), str(codelet)]) == 0
     out, said = capsys.readouterr()
     assert (out, str(broken) in said) == (f"{codelet}\n", True)
-
-
-def test_weights_are_here_once_every_shard_is(tmp_path: Path) -> None:
-    folder = tmp_path / "Qwen" / "Qwen3-8B"
-    folder.mkdir(parents=True)
-    shutil.copyfile(ENGINES / "qwen3-8b" / "recipe.toml", tmp_path / "recipe.toml")
-    target = read_recipe(tmp_path / "recipe.toml").models["target"]
-    shards = ["model-1.safetensors", "model-2.safetensors"]
-    index = {"weight_map": {f"w{i}": shard for i, shard in enumerate(shards)}}
-    for name in ("config.json", "tokenizer.json", shards[0]):
-        (folder / name).write_text("{}", "utf-8")
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
-    assert not weights_are_here(target)
-    (folder / shards[1]).write_text("{}", "utf-8")
-    assert weights_are_here(target)
 
 
 def test_a_file_beside_the_recipe_holds_weights(tmp_path: Path) -> None:

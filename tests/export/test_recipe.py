@@ -10,7 +10,6 @@ from specrt.errors import RecipeError
 from specrt_export.recipe.recipe import read_recipe
 
 PAIR = '[target]\ncheckpoint = "t"\n[draft]\ncheckpoint = "d"\n'
-CALIBRATED = '[quality]\ncalibration = "text.txt"\n'
 
 
 def recipe(folder: Path, text: str) -> Path:
@@ -137,38 +136,3 @@ def test_auto_is_the_fastest_backend_that_builds_the_recipe(
     monkeypatch.setattr("specrt_export.recipe.recipe.best_backend", lambda: best)
     path = recipe(tmp_path, models(target, engine=f'backend = "auto"\n{engine}'))
     assert read_recipe(path).engine.backend == expected
-
-
-@pytest.mark.parametrize("backend", ["ort-cpu", "ort-cuda", "auto"])
-def test_a_backend_given_replaces_those_of_the_models_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
-    monkeypatch.setattr("specrt_export.recipe.recipe.best_backend", lambda: "ort-cuda")
-    own = [f'backend = "{name}"\nprecision = "fp16"' for name in ("ort-cuda", "ort-cpu")]
-    path = recipe(tmp_path, models(*own))
-    assert [read_recipe(path).models[role].backend for role in ("target", "draft")] == [
-        "ort-cuda", "ort-cpu",
-    ]  # fmt: skip
-    found = read_recipe(path, backend=backend)
-    wanted = "ort-cuda" if backend == "auto" else backend
-    assert [found.models[role].backend for role in ("target", "draft")] == [wanted, wanted]
-    with pytest.raises(RecipeError, match=r"engine\.backend is 'cuda'; this version builds"):
-        read_recipe(path, backend="cuda")
-
-
-@pytest.mark.parametrize(
-    ("target", "draft", "engine", "expected"),
-    [
-        ("", "", 'precision = "int8"', ("int8 int8 int8 32", "int8 int8 int8 32")),
-        ("", "", 'precision = "int4"', ("int4 int8 int8 32", "int4 int8 int8 32")),
-        ('precision = "int4"\nhead = "fp32"\nembedding = "int4"', 'head = "int8"\nblock = 64', "",
-         ("int4 int4 fp32 32", "fp32 fp32 int8 64")),
-    ],
-)  # fmt: skip
-def test_each_model_has_its_own_precision(
-    tmp_path: Path, target: str, draft: str, engine: str, expected: tuple[str, str]
-) -> None:
-    found = read_recipe(recipe(tmp_path, models(target, draft, engine) + CALIBRATED)).models
-    precisions = {role: model.precision for role, model in found.items()}
-    shown = {role: " ".join([*p.names, str(p.block)]) for role, p in precisions.items()}
-    assert shown == dict(zip(("target", "draft"), expected, strict=True))

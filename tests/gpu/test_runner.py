@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import os
-import runpy
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +14,7 @@ import pytest
 from gpucheck import supervisor
 from gpucheck.conclusion import summary
 from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, Outcome, Results
-from gpucheck.settings import ROOT, SCRIPT, SIZES, RunSettings, environment
+from gpucheck.settings import SCRIPT, SIZES, RunSettings, environment
 from gpucheck.steps import (
     BACKENDS,
     INVENTORY,
@@ -119,30 +112,6 @@ def test_a_step_that_ends_early_leaves_all_facts_found_before(
     assert ENDS[end] in outcome.reason
 
 
-def test_a_process_that_hangs_when_all_is_told_or_never_starts_is_not_waited_for(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = supervised(results, "pass", "time.sleep(600)")
-    assert (outcome.status, outcome.facts) == (FAILED, {"found": 1})
-    assert outcome.reason == "after its checks passed, the process did not end"
-    command = ["/no/such/program"]
-    assert "could not be started" in supervisor.supervise(results, "b", command, {}, 60).reason
-
-    def interrupted() -> float:
-        if results.outcome("a").facts:
-            monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: 0.0))
-            raise KeyboardInterrupt
-        return 0.0
-
-    results.path.unlink()
-    results.put(Outcome("a", OK))
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=interrupted))
-    with pytest.raises(KeyboardInterrupt):
-        supervised(results, "time.sleep(600)")
-    outcome = results.outcome("a")
-    assert (outcome.reason, outcome.facts) == ("interrupted", {"found": 1})
-
-
 @dataclass
 class Machine:
     """Runs steps by a clock of its own; a fate is how a step ends: a status, or that it hangs."""
@@ -214,58 +183,3 @@ def test_a_step_that_fails_stops_only_those_that_need_it(
         stops = bool(needing) and step.needs_gpu and step.matches(needing)
         assert outcome.status == (NOT_RUN if stops else OK), step.key
         assert not stops or "broke" in outcome.reason
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Yield the modules that a file imports, lazily too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            yield str(node.module)
-
-
-def test_a_device_needs_no_package_but_those_that_are_carried(tmp_path: Path) -> None:
-    """Only exporting does, which other machines can."""
-    files = [*(SCRIPT / "gpucheck").glob("*.py"), SCRIPT / "__main__.py"]
-    modules = sorted({name for file in files for name in imported(file)})
-    modules.remove("specrt_export.portable.exporter")
-    lines = (ROOT / "requirements" / "gpu.txt").read_text().splitlines()
-    carried = {line.partition("==")[0] for line in lines if not line.startswith("#")}
-    carried |= {"onnxruntime", "specrt"}
-    away = [
-        name for name, owners in packages_distributions().items()
-        if not carried & {owner.lower().replace("_", "-") for owner in owners}
-    ]  # fmt: skip
-    assert "torch" in away
-    code = (
-        f"import sys, importlib\nfor name in {away}: sys.modules[name] = None\n"
-        f"sys.path.insert(0, {str(SCRIPT)!r})\n"
-        f"for name in {modules}: importlib.import_module(name)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(tmp_path))
-
-
-def test_the_script_on_this_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main = runpy.run_path(str(SCRIPT / "__main__.py"))["main"]
-    out, foreign = tmp_path / "x.json", tmp_path / "y"
-    foreign.write_text("words")
-    given = ["--work", str(tmp_path), "--out", str(out), "--only", "bandwidth"]
-    assert main.__globals__["parser"]().parse_args([]).minutes == LONG, "there is always a limit"
-    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM was not taken"))
-    try:
-        assert main(given) == 0
-        found = json.loads(out.read_text())["steps"]
-        assert found[INVENTORY]["facts"]["versions"]["numpy"]
-        if found[INVENTORY]["facts"]["problem"]:
-            assert "bandwidth not run: no GPU" in capsys.readouterr().out
-        with pytest.raises(SystemExit, match="2"):
-            main(["--work", str(tmp_path), "--only", INVENTORY, "--out", str(foreign)])
-        assert "is not JSON" in capsys.readouterr().err
-        assert foreign.read_text() == "words"
-        stop = partial(os.kill, os.getpid(), signal.SIGTERM)
-        monkeypatch.setitem(main.__globals__, "run_steps", lambda *_, **__: stop())
-        assert main(given) == 130
-        assert f"results: {out}" in capsys.readouterr().out
-    finally:
-        signal.signal(signal.SIGTERM, before)

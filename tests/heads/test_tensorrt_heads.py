@@ -11,11 +11,9 @@ from time import perf_counter_ns
 from typing import Any
 
 import pytest
-from gpucheck.correctness import TOLERANCES, check_head
-from gpucheck.evidence import CheckError, Evidence
 
 import specrt
-from heads.conftest import RECIPE, SCORED, VOCABULARY, WIDTH, save_head, tensors
+from heads.conftest import RECIPE, VOCABULARY, save_head, tensors
 from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
 from lower.lowering import findings, spoil
 from shared import locked, nightly_but, shared_folder
@@ -245,18 +243,6 @@ def test_a_head_that_reads_something_else_drafts_otherwise(
     assert sum(same) < len(same) / 2
 
 
-def test_gpu_check_tells_a_head_that_is_right_from_one_that_is_not(
-    load: Callable[..., Generator], cpu: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with load() as generator:
-        evidence = Evidence()
-        check_head(generator.models, cpu.models, TOLERANCES["fp32"], evidence)
-        assert evidence.facts["compared"] == (GAMMAS[-1] + 3) * GAMMAS[-1]
-        feature_for_state(monkeypatch)
-        with pytest.raises(CheckError, match="the head's logits are"):
-            check_head(generator.models, cpu.models, TOLERANCES["fp16"], Evidence())
-
-
 @pytest.fixture(scope="module")
 def on_cpu(cpu: Generator) -> list[Any]:
     """What the bundle for a CPU answers: texts, and how each round of them went."""
@@ -359,18 +345,6 @@ def test_too_little_memory_is_told_by_purpose(
         with pytest.raises(EngineError, match=rf"cannot allocate {purpose}: .* are needed"):
             load()
     gpu.cuda.fails = {}
-
-
-def test_the_parts_of_a_pair_say_what_they_hand_over(built: Built) -> None:
-    folder = built("", 1)
-    manifest = Bundle.open(folder).manifest
-    assert manifest.draft is not None
-    assert (manifest.target.features, manifest.draft.features) == (WIDTH, WIDTH)
-    target, head = (read_engine_record(folder / r / FILE_NAME) for r in ("target", "draft"))
-    assert (target.feature, target.hidden, head.feature, head.hidden) == (WIDTH, 0, 0, WIDTH)
-    assert (target.scored, head.scored) == (manifest.target.geometry.vocab_size, SCORED)
-    names = [profile.name for profile in head.profiles]
-    assert names == ["prefill", "decode", "catch-up", "catch-up 3", "catch-up 4", "catch-up 5"]
 
 
 def test_a_head_beside_another_target_is_refused(

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from specrt.geometry import is_ring
 from specrt_export.check import equivalence
 from specrt_export.check.equivalence import Reference, check_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.checkpoint.safetensors_file import map_array, read_header
-from specrt_export.portable.attachment import attach, attach_graph, check_weights
+from specrt_export.checkpoint.safetensors_file import map_array
+from specrt_export.portable.attachment import attach_graph, check_weights
 from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.external_data import external_tensors
-from specrt_export.portable.graph import OPTIONAL, GraphRun, facts_of
+from specrt_export.portable.graph import GraphRun, facts_of
 from support.quantized_folders import container
 
 pytestmark = pytest.mark.export
@@ -203,21 +202,6 @@ def test_weights_are_attached_later(name: str, exported: Zoo, tmp_path: Path) ->
     assert whole.path.read_bytes() == one.graph.read_bytes()
 
 
-def test_weights_that_do_not_fit_are_named(exported: Zoo, tmp_path: Path) -> None:
-    one, name = exported("gpt2").checkpoint, "transformer.h.0.attn.c_proj.weight"
-    rest = dict(one.weights)
-    stored = rest.pop(name)
-    for weights, message in (
-        (rest, f"holds no weight {name}"),
-        ({**rest, name: replace(stored, shape=(1, 2))}, r"shape \[1, 2\], config.json calls for"),
-        ({**rest, name: replace(stored, dtype="I8")}, "stored as I8; expected one of F32, F16"),
-    ):
-        checkpoint = Checkpoint(one.folder, one.config, weights)
-        with pytest.raises(CheckpointError, match=message):
-            attach_graph(exported("gpt2" + BARE).graph, checkpoint, tmp_path / "out.onnx")
-    assert not list(tmp_path.iterdir())
-
-
 def rewritten(
     one: Checkpoint, folder: Path, tensors: Mapping[str, Any], **config: Any
 ) -> Checkpoint:
@@ -292,25 +276,6 @@ def test_tensors_that_change_nothing_may_be_there(exported: Zoo, tmp_path: Path)
     )  # fmt: skip
     graph = attach_graph(exported("gpt2" + BARE).graph, changed, tmp_path / "g.onnx").path
     assert check_weights(graph, changed).layers == 2
-
-
-@pytest.mark.parametrize(("operator", "read"), [("Mul", True), ("Add", False)])
-def test_zeros_in_place_of_what_a_checkpoint_may_leave_out_count(
-    operator: str, read: bool, tmp_path: Path
-) -> None:
-    """A scale of 1 that a checkpoint holds as 0; a bias of zeros is taken out."""
-    (tmp_path / "model.safetensors").write_bytes(container({"scale": ("F32", 0 * SIX)}))
-    stored = read_header(tmp_path / "model.safetensors")
-    node = onnx.helper.make_node(operator, ["x", "scale"], ["y"])
-    inner = onnx.helper.make_node("Identity", ["input"], ["x"])
-    default = onnx.numpy_helper.from_array(SIX, "scale")
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([inner, node], "small", [], [], [default])
-    )
-    onnx.helper.set_model_props(model, {OPTIONAL: '["scale"]'})
-    attach(model, Checkpoint(tmp_path, {}, stored))
-    assert [tensor.name for tensor in external_tensors(model)] == ["scale"] * read
-    assert [node.op_type for node in model.graph.node] == ["Identity", *[operator] * read]
 
 
 LLAMA, LAYERS = {"model_type": "llama"}, ["full_attention", "linear_attention"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
@@ -18,9 +16,9 @@ from quantize.graphs import normal, write
 from specrt.errors import BuildError, CheckpointError
 from specrt_export.checkpoint.codes import decode, encode, unpack
 from specrt_export.portable.external_data import external_tensors, map_weights, widen
-from specrt_export.portable.graph import PRECISION, GraphRun, facts_of, read_graph, runs_here
+from specrt_export.portable.graph import GraphRun, read_graph, runs_here
 from specrt_export.precision import Precision
-from specrt_export.quantize.quantizer import GRAPH, WEIGHTS, Quantized, quantize
+from specrt_export.quantize.quantizer import Quantized, quantize
 
 needs_reference = pytest.mark.skipif(
     not runs_here(), reason="this ONNX Runtime cannot run portable graphs"
@@ -145,56 +143,8 @@ def test_codelets_quantized_graph_computes_what_its_codes_stand_for(
         hold_equal(*draft, quantized)
 
 
-def test_slices_do_not_show(
-    draft: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = quantize(*draft, tmp_path / "whole", Precision.of("int4"))
-    monkeypatch.setattr("specrt_export.quantize.weight_store.SLICE", 1000)
-    sliced = quantize(*draft, tmp_path / "sliced", Precision.of("int4"))
-    for name in (GRAPH, WEIGHTS):
-        assert (whole.folder / name).read_bytes() == (sliced.folder / name).read_bytes()
-
-
 def toy(**weights: NDArray[Any]) -> dict[str, NDArray[Any]]:
     return {"table": normal(0, 256, 64), **weights}
-
-
-def run_toy(graph: Path) -> NDArray[np.float32]:
-    session = ort.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
-    found: NDArray[np.float32] = session.run(None, {"input_ids": np.arange(9)[None]})[0]
-    return found
-
-
-def test_a_graph_is_whole_where_it_lies(tmp_path: Path) -> None:
-    """ONNX itself reads it, and every tensor begins on a page."""
-    graph = write(tmp_path / "toy", toy(up=normal(1, 96, 64), down=normal(2, 64, 96)), shards=2)
-    quantized = quantize(graph, graph.parent, tmp_path / "q", Precision.of("int4", head="bf16"))
-    onnx.checker.check_model(str(quantized.graph))
-    model = read_graph(quantized.graph)
-    said = json.loads(facts_of(model)[PRECISION])
-    assert (said["layers"], said["embedding"], said["head"]) == ("int4", "int8", "bf16")
-    size = quantized.folder.joinpath(WEIGHTS).stat().st_size
-    for tensor in external_tensors(model):
-        place = {e.key: e.value for e in tensor.external_data}
-        assert place["location"] == WEIGHTS
-        assert int(place["offset"]) % 4096 == 0
-        assert int(place["offset"]) + int(place["length"]) <= size
-    found, whole = run_toy(quantized.graph), run_toy(graph)
-    assert np.abs(found - whole).max() < 0.2 * np.abs(whole).max()
-
-
-@pytest.mark.parametrize(
-    ("embedding", "head", "tables"),
-    [("int8", "int8", 1), ("int4", "int8", 2), ("int8", "fp32", 2)],
-)
-def test_a_tied_table_is_stored_once_for_each_precision(
-    tmp_path: Path, embedding: str, head: str, tables: int
-) -> None:
-    graph = write(tmp_path / "toy", toy(layer=normal(1, 64, 64)))
-    precision = Precision.of("int8", embedding=embedding, head=head)
-    model = read_graph(quantize(graph, graph.parent, tmp_path / "q", precision).graph)
-    kept = [t.name for t in external_tensors(model) if t.dims[0] == 256]
-    assert len([name for name in kept if not name.endswith(".scale")]) == tables
 
 
 def test_what_no_block_divides_stays_as_it_is(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from specrt.sampling.grammar import GrammarProcessor, Grammars
 from specrt.speculation.drafters import DRAFTERS
 from specrt.speculation.target import VERIFIERS
 from specrt.text.tokenizer import Tokenizer
-from support.schemas import NESTED, SCHEMAS, STRUCTURES, Asked
+from support.schemas import SCHEMAS, STRUCTURES, Asked
 from support.toy import TableEngine, byte_level, generator, near, sentencepiece
 
 pytest.importorskip("llguidance", reason="needs the structured extra")
@@ -259,25 +259,6 @@ def test_a_text_keeps_to_its_grammar_and_speculation_changes_no_token(
         plain = one.generate(WORDS, params, gamma=0)
         assert (found.token_ids, found.finish_reason) == (plain.token_ids, plain.finish_reason)
         assert plain.speculation.drafted == 0
-
-
-def test_rows_of_a_batch_keep_to_structures_of_their_own(tokenizer: Tokenizer) -> None:
-    """One comes to a dead end, one is free; none disturbs the others."""
-    target = TableEngine(3, vocab=VOCABULARY, memory=3, batch=3)
-    draft = TableEngine(3, vocab=VOCABULARY, memory=2, batch=3)
-    one = generator(target, draft, tokenizer, eos=[EOS])
-    asked = [
-        SamplingParams(max_tokens=40, regex="[a-z]{9,12}", temperature=0.9, seed=4),
-        SamplingParams(max_tokens=40, regex="abcd", bad_words=("c",)),
-        SamplingParams(max_tokens=12),
-        SamplingParams(max_tokens=40, grammar=NESTED, temperature=0.9, seed=5),
-    ]
-    found = [done for (done,) in one.generate_many([WORDS] * 4, asked, gamma=4)]
-    for params, done in zip(asked, found, strict=True):
-        if done.error is None:
-            assert done.token_ids == one.generate(WORDS, params, gamma=0).token_ids
-    assert [done.finish_reason for done in found][1:3] == ["error", "length"]
-    assert "no token is left" in str(found[1].error)
 
 
 @pytest.mark.parametrize("vocabulary", [byte_level, sentencepiece])

@@ -158,24 +158,6 @@ def test_what_generation_configs_force_and_suppress_is_as_in_transformers(
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_forced_token_comes_whatever_else_is_ruled_out() -> None:
-    params = SamplingParams(
-        forced_bos_token_id=4, suppress_tokens=[4], min_tokens=3, forced_eos_token_id=5,
-        allowed_token_ids=[1],
-    )  # fmt: skip
-    built = build_processors(params, None, [5], SIZE, emitted=3)
-    assert built is not None
-    for text, only in (([0], 4), ([0, 4], 1), ([0, 4, 1], 5)):
-        built.learn(text)
-        left = np.flatnonzero(np.isfinite(read(built, scores(), [])))
-        assert left.tolist() == [only]
-    empty = SamplingParams(
-        forced_bos_token_id=(), forced_eos_token_id=(), suppress_tokens=(), bad_words_ids=(),
-        begin_suppress_tokens=(), repetition_penalty=1, no_repeat_ngram_size=0, min_tokens=0,
-    )  # fmt: skip
-    assert build_processors(empty, None, [5], SIZE, emitted=3) is None
-
-
 @given(texts, paths, st.integers(1, 6), st.integers(3, 10), st.sampled_from([None, 0, 1, 5]))
 @settings(deadline=None, max_examples=100)
 def test_timestamps_are_those_of_transformers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections import deque
@@ -11,14 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakSet
 
-import numpy as np
 import pytest
 
 import specrt.scheduler
 from scheduler.support import (
-    LONG,
     SOME,
     Build,
     alone,
@@ -30,7 +26,6 @@ from shared import nightly_but
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.sampling.processors import LogitsProcessors
 from specrt.speculation.target import VERIFIERS, Verifier
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed, padded
@@ -117,48 +112,6 @@ def test_a_pass_that_fails_ends_those_in_it_and_nothing_else(
 
 def broken(*_: Any) -> Any:
     return 1 / 0
-
-
-ROUNDING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"temperature": 1e-30}, {}),
-    ({"temperature": 0.01, "top_p": 0.9, "logprobs": 2, "prompt_logprobs": 2}, {"gamma": 3}),
-    ({"temperature": 0.02, "typical_p": 0.9, "verifier": "rejection"}, {"gamma": 2}),
-    ({"repetition_penalty": 1.3, "logit_bias": {5: 1e-40}}, {"drafter": "cascade"}),
-    ({"temperature": 1e30, "top_k": 5, "min_p": 0.1}, {"gamma": "auto"}),
-]
-"""Options with which numbers get too small or too large, and how they are drafted."""
-
-
-@pytest.mark.parametrize("build", [padded, packed])
-def test_how_the_application_set_numpy_changes_nothing_and_stays(
-    build: Build, tokenizer: Tokenizer
-) -> None:
-    made, seen = rows(build, 2, tokenizer), list[dict[str, Any]]()
-    params = [SamplingParams(max_tokens=20, seed=3, **options) for options, _ in ROUNDING]
-
-    def found(read: Callable[..., Any]) -> list[Any]:
-        each = zip(params, ROUNDING, strict=True)
-        return [read(own, drafted) for own, (_, drafted) in each]
-
-    def read(own: SamplingParams, drafted: dict[str, Any]) -> list[int]:
-        ids = []
-        for chunk in made.stream([1, 2, 3], own, **drafted):
-            ids += chunk.token_ids
-            seen.append(np.geterr())
-        return ids
-
-    def task(own: SamplingParams, drafted: dict[str, Any]) -> list[int]:
-        return asyncio.run(made.agenerate([1, 2, 3], own, **drafted)).token_ids
-
-    expected = found(read)
-    seen.clear()
-    with np.errstate(all="raise"):
-        state = np.geterr()
-        assert found(read) == found(task) == expected
-        looking = processed(lambda tokens, row: (seen.append(np.geterr()), row)[1])
-        made.generate([1, 2, 3], looking)
-        asyncio.run(made.agenerate([1, 2, 3], looking))
-    assert all(one == state for one in seen)
 
 
 def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:
@@ -272,19 +225,6 @@ def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> Non
 # Waiting, and what is left
 
 
-def test_no_request_waits_for_a_row_that_pauses_and_holds_nothing(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 3, tokenizer)
-    paused = made.stream(shared_prompt(60), LONG, gamma=0)
-    next(paused)
-    other = made.stream([9], LONG, gamma=0)
-    for _ in range(30):
-        next(other)
-    del other
-    made.generate([4, 5], SamplingParams(max_tokens=3), gamma="auto")  # which measures costs
-    with no_more_steps(made, 200):
-        made.generate(shared_prompt(60), SamplingParams(max_tokens=3), gamma=0)
-
-
 def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer: Tokenizer) -> None:
     made = rows(packed, 2, tokenizer)
     stream = made.stream([1, 2, 3], SamplingParams(max_tokens=30), gamma=0)
@@ -305,39 +245,3 @@ def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer:
     for chunk in stream:
         found += chunk.token_ids
     assert found == stream.completion.token_ids
-
-
-def test_a_row_may_be_read_again_while_it_is_taken(tokenizer: Tokenizer) -> None:
-    made, one, found = rows(padded, 1, tokenizer), alone(tokenizer), list[int]()
-    stream = made.stream([1, 2, 3], LONG, gamma=0)
-    found += next(stream).token_ids
-
-    class Read(deque[Any]):
-        """Chunks of which another thread fetches one whenever somebody counts eight."""
-
-        def __len__(self) -> int:
-            count = super().__len__()
-            if count >= 8:
-                found.extend(self.popleft().token_ids)
-            return count
-
-    request_of(made, [1, 2, 3]).chunks = Read()
-    assert made.generate([9], SOME).token_ids == one.generate([9], SOME).token_ids
-    for chunk in stream:
-        found += chunk.token_ids
-    assert found == one.generate([1, 2, 3], LONG, gamma=0).token_ids
-
-
-def test_completions_that_are_over_give_their_memory_back(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive, honest = WeakSet[LogitsProcessors](), LogitsProcessors.__init__
-    monkeypatch.setattr(
-        LogitsProcessors, "__init__", lambda self, *args: (alive.add(self), honest(self, *args))[1]
-    )
-    counts: list[int] = []
-    last = processed(lambda tokens, row: (counts.append(len(alive)), row)[1])
-    made, penalty = rows(packed, 2, tokenizer), SamplingParams(max_tokens=3, presence_penalty=1.0)
-    done = made.generate_many([[i] for i in range(20)], [*[penalty] * 19, last])
-    assert [c.error for (c,) in done] == [None] * 20
-    assert counts[0] <= 4, "two rows run, and all others are over"

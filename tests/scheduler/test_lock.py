@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns, sleep
+from time import sleep
 from typing import Any
 
 import pytest
@@ -141,25 +141,6 @@ def order_of_threads() -> list[str]:
 def test_a_thread_that_wants_the_engines_again_is_behind_those_that_wait() -> None:
     for _ in range(10):
         assert order_of_threads() == ["waited", "again"]
-
-
-def test_the_time_is_never_ahead_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread reads it while the engines are given back, unused for a while, and wanted."""
-    lock, found = EngineLock(), list[int]()
-    inside, go = threading.Event(), threading.Event()
-    reader = threading.Thread(target=lambda: found.append(lock.now_ns()))
-
-    def clock() -> int:
-        if threading.current_thread() is reader and not inside.is_set():
-            inside.set()
-            assert go.wait(30)
-        return perf_counter_ns()
-
-    monkeypatch.setattr("specrt.scheduler.scheduler.perf_counter_ns", clock)
-    lock.run(lambda: (reader.start(), inside.wait(30)))
-    sleep(0.02)
-    lock.run(lambda: (go.set(), reader.join(), found.append(lock.now_ns())))
-    assert found == sorted(found)
 
 
 def test_interrupts_leave_the_lock_free() -> None:

@@ -19,14 +19,12 @@ from scheduler.support import (
     models_of,
     rows,
     shared_prompt,
-    target_of,
 )
 from specrt.completion import Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator, RequestFactory
 from specrt.params import SamplingParams
 from specrt.scheduler.scheduler import Scheduler
-from specrt.scheduler.slots import READ_AGAIN
 from specrt.speculation.compiled_gamma import PYTHON
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
@@ -101,27 +99,6 @@ def test_streams_of_all_kinds_are_those_alone(
             dropped.remove(number)
     for number, stream in streams.items():
         assert result(stream) == result(stream_of(one, many[number]))
-
-
-def test_a_list_of_prompts_with_parameters_of_their_own(tokenizer: Tokenizer) -> None:
-    made, one = rows(packed, 3, tokenizer), alone(tokenizer)
-    prompts = [[i, 2, 3] * (1 + 5 * i) for i in range(1, 6)]
-    params = [
-        SamplingParams(max_tokens=10 + 3 * i, temperature=0.5 * (i % 2), seed=i, n=1 + i % 3)
-        for i in range(5)
-    ]
-    found = made.generate_many(prompts, params)
-    for prompt, own, completions in zip(prompts, params, found, strict=True):
-        assert [c.index for c in completions] == list(range(own.n))
-        tokens = [c.token_ids for c in completions]
-        assert len({*map(tuple, tokens)}) == (own.n if own.temperature else 1)
-        assert tokens[0] == one.generate(prompt, replace(own, n=1)).token_ids
-    # Completions of one seed differ by their number alone, however many rows there are.
-    for other, batch in ((padded, 1), (packed, 2), (few_rows, 4)):
-        others = rows(other, batch, tokenizer).generate_many(prompts, params)
-        assert [[c.token_ids for c in many] for many in others] == [
-            [c.token_ids for c in many] for many in found
-        ]
 
 
 # Shared passes
@@ -330,40 +307,6 @@ def test_requests_that_wait_are_not_read_each_step(tokenizer: Tokenizer, alike: 
     assert steps > 20
     # Twice as far as they are alike, once for the text of each row, and where they part.
     assert Counted.read <= 4 * 3 * (3 * alike + 64)
-
-
-def test_streams_read_in_turn_on_one_row_read_their_texts_again_rarely(
-    tokenizer: Tokenizer,
-) -> None:
-    made, one = rows(padded, 1, tokenizer), alone(tokenizer)
-    prompts, params = ([1, 2, 3, 4], [5, 6, 7]), SamplingParams(max_tokens=120, ignore_eos=True)
-    expected = [one.generate(prompt, params, gamma=0).token_ids for prompt in prompts]
-    target = target_of(made)
-    streams = [made.stream(prompt, params, gamma=0) for prompt in prompts]
-    order, again, last = [], 0, 0
-    while True:
-        live = [stream for stream in streams if next(stream, None)]
-        if not live:
-            break
-        order.append(len(live))
-        again += sum(call.width - 1 for call in target.calls[last:])
-        last = len(target.calls)
-    assert [stream.completion.token_ids for stream in streams] == expected
-    made_tokens = sum(map(len, expected))
-    assert 0 < again <= READ_AGAIN * made_tokens + sum(map(len, prompts))
-    assert order.count(2) > 60, "both go on"
-
-
-def test_the_wait_for_a_row_is_no_time_to_the_first_token(tokenizer: Tokenizer) -> None:
-    made, params = rows(padded, 1, tokenizer), SamplingParams(max_tokens=20, ignore_eos=True)
-    (first,), (second,) = made.generate_many([[1, 2], [3, 4]], params)
-    before, after = first.timings, second.timings
-    ended, taken = before.arrivals[-1][0], after.arrivals[0][0]
-    assert after.queue_ms >= (ended - before.queued_ns) / 1e6 > before.queue_ms
-    assert after.ttft_ms <= (taken - ended + after.queued_ns - after.began_ns) / 1e6 + 1e-6
-    assert after.ttft_ms + after.queue_ms == pytest.approx((taken - after.began_ns) / 1e6)
-    waiting = made.stream([1], params).completion.timings
-    assert (waiting.queue_ms, waiting.ttft_ms) == (0.0, 0.0)
 
 
 # Refusals

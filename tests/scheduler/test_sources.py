@@ -264,15 +264,3 @@ def test_a_constraint_goes_before_what_the_checkpoint_asks_for(
     assert chosen.text == expected
     with pytest.raises(RequestError, match=r"no token is left.*forced_bos_token_id"):
         made.generate("ab", replace(params, forced_bos_token_id=70))
-
-
-def test_lookup_copies_from_the_source(tokenizer: Tokenizer) -> None:
-    made = reader(tokenizer, copies=True)
-    source = [(i * 37) % 251 for i in range(50)]
-    params = SamplingParams(max_tokens=50, ignore_eos=True)
-    done = made.generate(source, params, drafter="ngram", gamma=4)
-    assert done.token_ids[:50] == source
-    assert done.speculation.sources["ngram"][1] >= 35
-    cascade = made.generate(source, params, drafter="cascade", gamma=4)
-    assert cascade.token_ids == done.token_ids
-    assert cascade.speculation.sources["ngram"][1] >= 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -15,9 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import Gate, rows, target_of
 from serve.support import Live, serving, until
-from specrt.params import SamplingParams
-from specrt.serve.admission import Admission
-from specrt.serve.metrics import ServerMetrics
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
@@ -55,38 +51,6 @@ def test_a_full_queue_is_429_and_the_rest_are_answered(tokenizer: Tokenizer) -> 
         texts = {one.result()["choices"][0]["text"] for one in waiting}
         assert len(texts) == 1
         assert live.post(TEXT, **LONG)["choices"][0]["text"] in texts
-
-
-def test_a_completion_that_gave_its_row_away_does_not_run(tokenizer: Tokenizer) -> None:
-    """However many clients stop to read, no more run than there are rows, in no more positions."""
-    with rows(packed, 2, tokenizer) as toys:
-        admission = Admission(toys.rows, 64)
-        told = ServerMetrics("specrt", "toy", admission, toys.rows * 128)
-        many = SamplingParams(max_tokens=100, ignore_eos=True, n=12)
-        states: list[tuple[float, ...]] = []
-
-        async def read_a_little() -> None:
-            streams = toys.astreams("a" * 60, many, gamma=0)
-            admission.live |= {*streams}
-            with admission.admit(len(streams)):
-                for stream in streams:
-                    await stream.__anext__()
-                    seen = samples(told.exposition().decode())
-                    states.append(tuple(seen[f"specrt_{name}"] for name in GAUGES))
-                assert admission.admitted == 12  # a server that ends waits for the paused, too
-            for stream in streams:
-                await stream.aclose()
-
-        asyncio.run(read_a_little())
-    for running, waiting, paused, share in states:
-        assert 0 < running <= 2
-        assert running + waiting + paused == 12
-        assert 0 < share <= 1
-    assert states[-1][2] >= 9
-
-
-GAUGES = ("num_requests_running", "num_requests_waiting", "num_requests_paused",
-          "kv_cache_usage_perc")  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,28 +98,6 @@ def test_others_are_answered_while_constraints_are_compiled(
             )
         finally:
             compiled.set()
-
-
-SAID = [{"role": "user", "content": "x"}]
-
-
-@pytest.mark.parametrize(
-    ("path", "name", "body"),
-    [
-        (TEXT, "temprature", {"prompt": "a", "max_tokens": 1, "user": "someone"}),
-        ("/v1/chat/completions", "top_n", {"messages": SAID, "max_tokens": 1}),
-        ("/v1/responses", "logit_bias", {"input": "a", "max_output_tokens": 1, "reasoning": {}}),
-        ("/v1/messages", "logprobs", {"messages": SAID, "max_tokens": 1, "thinking": {}}),
-        ("/v1/messages/count_tokens", "top_m", {"messages": SAID}),
-    ],
-)
-def test_a_field_that_means_nothing_is_logged_once(
-    toy: Live, caplog: pytest.LogCaptureFixture, path: str, name: str, body: dict[str, Any]
-) -> None:
-    for _ in range(3):
-        toy.post(path, **body, metadata={}, **{name: 1})
-    (record,) = [one for one in caplog.records if one.name == "specrt.serve"]
-    assert repr(name) in record.getMessage()
 
 
 def test_metrics_count_what_was_done(tokenizer: Tokenizer) -> None:

@@ -18,8 +18,7 @@ from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
 from specrt.remote.link import LinkError, LinkOptions, LinkPool
 from specrt.remote.remote_target import remote_generator
-from specrt.serve import api_keys
-from specrt.serve.api_keys import ApiKeys, KeyLimits, TokenBucket
+from specrt.serve.api_keys import ApiKeys, KeyLimits
 from specrt.serve.verify_sessions import VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
@@ -119,32 +118,6 @@ def test_each_key_has_limits_and_counts_of_its_own(tokenizer: Tokenizer) -> None
         assert told["few"]["generation_tokens"] == 8
         assert told["short"]["requests_refused"] == 2
         assert set(told) == {"slow", "few", "short", "key 1"}
-
-
-def test_a_budget_fills_evenly_and_owes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(api_keys, "monotonic", lambda: now[0])
-    bucket = TokenBucket(60)
-    assert bucket.wait_s() == 0
-    bucket.take(90)
-    assert bucket.wait_s() == 31
-    now[0] += 30
-    assert bucket.wait_s() == 1
-    now[0] += 1
-    assert bucket.wait_s() == 0
-    now[0] += 10**6
-    bucket.take(60)
-    assert bucket.wait_s() == 1
-    bucket.take(9)
-    bucket.change(120)  # of which 69 are used
-    assert bucket.wait_s() == 0
-    bucket.change(60)
-    assert bucket.wait_s() == 10
-    unbound = TokenBucket(None)
-    unbound.take(10**6)
-    assert unbound.wait_s() == 0
-    unbound.change(60)  # nothing was owed
-    assert unbound.wait_s() == 0
 
 
 def test_a_file_is_read_again_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

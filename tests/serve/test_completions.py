@@ -109,24 +109,6 @@ def test_contents_hold_no_control_tokens(toy: Live) -> None:
     assert toy.post("/detokenize", tokens=tokens)["prompt"] == "[user]</s><|tool|>[assistant]"
 
 
-def test_log_probabilities_join_to_the_text(toy: Live) -> None:
-    messages = [{"role": "user", "content": "the thing"}]
-    body = {"messages": messages, "max_tokens": 30, "temperature": 0, "logprobs": True}
-    choice = toy.post("/v1/chat/completions", **body, top_logprobs=3)["choices"][0]
-    content = choice["logprobs"]["content"]
-    joined = b"".join(bytes(one["bytes"]) for one in content)
-    assert joined.decode(errors="replace") == choice["message"]["content"]
-    for one in content:
-        assert len(one["top_logprobs"]) == 3
-        assert one["top_logprobs"][0]["logprob"] == pytest.approx(one["logprob"])
-    streamed: list[Any] = []
-    for event in toy.events("/v1/chat/completions", **body, top_logprobs=3):
-        streamed += (event["choices"][0]["logprobs"] or {"content": []})["content"]
-    assert [one["token"] for one in streamed] == [one["token"] for one in content]
-    bare = toy.post("/v1/chat/completions", **body)["choices"][0]["logprobs"]["content"]
-    assert [one["top_logprobs"] for one in bare] == [[]] * len(bare)
-
-
 def test_echo_tells_the_prompt_and_what_it_was_worth(toy: Live) -> None:
     body = {"prompt": "abc", "echo": True, "temperature": 0}
     alone = toy.post("/v1/completions", **body, max_tokens=0, n=2)

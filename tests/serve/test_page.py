@@ -39,8 +39,6 @@ from playwright.sync_api import expect, sync_playwright  # noqa: E402
 PAGE = REPOSITORY / "runtime" / "specrt" / "serve" / "page.html"
 QUIET = "--disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 TEXT = "".join(PIECES)
-TEXT_DRAWN = TEXT.replace("\n    ", "")
-"""What a chat shows of it: a line each, without the breaks."""
 PATIENCE_MS = 60_000
 """How long a machine may be busy with other things; what is right comes at once."""
 
@@ -232,113 +230,6 @@ def said(server: PageServer) -> list[str]:
     return [message["content"] for message in server.requests[-1][1]["messages"]]
 
 
-def test_a_reload_keeps_the_conversation_in_this_tab(open_page: Open, server: PageServer) -> None:
-    page = open_page(mode="chat")
-    page.get_by_label("System prompt").fill("Be brief.")
-    page.get_by_label("Compare with plain").check()
-    ask(page, "one")
-    answered(page, 2)
-    shown = page.locator("#turns").inner_html()
-    page.get_by_label("Compare with plain").uncheck()
-    server.script = forever
-    ask(page, "two")
-    expect(page.locator(".text").last).to_contain_text("more and")
-    page.reload()
-    answered(page, 3)
-    assert page.locator("#turns").inner_html().startswith(shown[: shown.index("Regenerate")])
-    expect(page.locator(".verdict")).to_contain_text("The same text, 2.00 times")
-    expect(page.locator(".note").last).to_have_text("not finished")
-    server.script = answer()
-    ask(page, "three")
-    answered(page, 4)
-    before = said(server)
-    assert before[:4] == ["Be brief.", "one", TEXT, "two"]
-    assert before[4].startswith("more and")
-    other = page.context.new_page()
-    other.goto(server.url)
-    expect(other.locator("#about")).to_contain_text("codelet")
-    assert other.locator("article").count() == 0
-    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-
-
-def test_storage_that_takes_nothing_breaks_nothing(open_page: Open) -> None:
-    page = open_page(mode="chat")
-    page.evaluate("Object.defineProperty(window, 'sessionStorage', { get() { throw Error(); } })")
-    ask(page)
-    answered(page)
-    expect(page.locator("#unkept")).to_be_visible()
-    assert texts(page) == [TEXT_DRAWN]
-
-
-def test_an_earlier_message_is_edited_and_an_answer_made_again(
-    open_page: Open, server: PageServer
-) -> None:
-    page = open_page(mode="chat")
-    for count, question in enumerate(("one", "two"), 1):
-        ask(page, question)
-        answered(page, count)
-    page.fill("#prompt", "not sent yet")
-    edit = page.get_by_role("button", name="Edit")
-    edit.first.click()
-    expect(page.locator("#prompt")).to_have_value("one")
-    expect(page.locator("#editing")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.locator("#prompt")).to_have_value("not sent yet")
-    server.refused = (429, refusal("busy"))
-    edit.last.click()
-    ask(page, "refused")
-    expect(page.get_by_role("alert")).to_contain_text("(429): busy")
-    expect(page.locator(".prompt:visible")).to_have_text(["one", "two", "refused"])
-    server.refused = None
-    page.fill("#prompt", "")
-    edit.nth(1).click()
-    ask(page, "other")
-    answered(page, 2)
-    assert said(server) == ["one", TEXT, "other"]
-    page.get_by_role("button", name="Regenerate").locator("visible=true").click()
-    expect(page.locator("article[aria-busy=false]")).to_have_count(2)
-    expect(page.locator(".prompt")).to_have_text(["one", "other"])
-    assert len(server.requests) == 5
-    assert said(server) == ["one", TEXT, "other"]
-    edit.first.click()
-    ask(page, "first")
-    expect(page.locator(".prompt")).to_have_text(["first"])
-    answered(page)
-    assert said(server) == ["first"]
-
-
-def test_controls_reach_the_request(open_page: Open, server: PageServer) -> None:
-    page = open_page()
-    gamma = page.get_by_label("Gamma")
-    assert gamma.get_attribute("aria-valuetext") == "auto"
-    gamma.fill("4")
-    assert gamma.get_attribute("aria-valuetext") == "3"
-    page.get_by_label("Drafter").select_option("ngram")
-    assert page.get_by_label("Temperature").input_value() == "0.55"  # the model's own
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_label("Max tokens").fill("17")
-    page.get_by_label("Seed").fill("5")
-    page.get_by_text("More").click()
-    page.get_by_label("Top-p").fill("0.5")
-    page.get_by_label("Stop").fill("END\n\n\\n\\n")
-    schema = page.get_by_label("JSON schema")
-    schema.fill("{'type'}")
-    ask(page)
-    assert page.evaluate("document.activeElement.id") == "schema"
-    schema.fill('{"type": "object"}')
-    ask(page)
-    answered(page)
-    wanted = {
-        "gamma": 3, "drafter": "ngram", "temperature": 0, "max_tokens": 17, "seed": 5, "top_p": 0.5,
-        "stop": ["END", "\n\n"], "structured_outputs": {"json": {"type": "object"}},
-    }  # fmt: skip
-    assert server.requests[0][1].items() >= wanted.items()
-    page.get_by_label("Max tokens").fill("0")
-    ask(page)
-    assert len(server.requests) == 1
-    assert page.evaluate("document.activeElement.id") == "length"
-
-
 def test_a_refusal_is_shown_and_the_prompt_comes_back(open_page: Open, server: PageServer) -> None:
     page = open_page()
     server.refused = (400, refusal("the prompt has 9,000 tokens; expected at most 2,048"))
@@ -390,100 +281,6 @@ def test_what_came_before_a_failure_stays(open_page: Open, server: PageServer) -
         assert texts(page) == ["x" + "".join(PIECES[:8])] * count
         expect(page.locator(".note").last).to_have_text("not finished")
         expect(page.locator("#prompt")).to_have_value("")
-
-
-def test_a_server_that_is_gone_is_told_of(open_page: Open, server: PageServer) -> None:
-    page = open_page()
-    page.context.set_offline(True)
-    ask(page)
-    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
-    page.context.set_offline(False)
-    page.route("**/v1/models", lambda route: route.abort())
-    page.reload()
-    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
-    page.unroute("**/v1/models")
-    page.get_by_role("button", name="Try again").click()
-    expect(page.locator("#about")).to_contain_text("codelet")
-    expect(page.get_by_role("alert")).to_have_count(0)
-
-
-def test_copy(open_page: Open) -> None:
-    page = open_page()
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    ask(page)
-    answered(page)
-    refused = "() => { navigator.clipboard.writeText = () => Promise.reject(); }"
-    for before in ("() => {}", refused):  # the second as on plain http between machines
-        page.evaluate("navigator.clipboard.writeText('before')")
-        page.evaluate(before)
-        page.get_by_role("button", name="Copy").click()
-        expect(page.locator("#status")).to_have_text("Copied.")
-        page.wait_for_function(
-            "(text) => navigator.clipboard.readText().then((it) => it === text)", arg="x" + TEXT
-        )
-
-
-FOCUS = """() => {
-  const it = document.activeElement, around = it.id === "prompt" ? it.closest("#field") : it;
-  const { outlineWidth, outlineStyle } = getComputedStyle(around);
-  return [it.id || it.textContent, parseFloat(outlineWidth) > 0 && outlineStyle !== "none"];
-}"""
-"""Where the focus is, and whether a ring shows it."""
-
-
-def test_the_keyboard_alone_is_enough_and_every_control_has_a_name(
-    open_page: Open, server: PageServer
-) -> None:
-    page = open_page(answer(PIECES, 0.05))
-    expect(page.locator("#prompt")).to_be_focused()
-    page.keyboard.type("a")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.type("b")
-    page.keyboard.press("Enter")
-    page.keyboard.press("Enter")  # not a second time while the first one runs
-    answered(page)
-    assert [request["prompt"] for _, request in server.requests] == ["a\nb"]
-    page.locator(".skip").focus()
-    seen = []
-    for _ in range(16):
-        seen.append(page.evaluate(FOCUS))
-        page.keyboard.press("Tab")
-    order = ["Skip to the prompt", "new", "theme", "gamma", "drafter", "temperature", "length"]
-    order += ["seed", "compare", "More", "Model", "Copy", "Edit", "Regenerate", "prompt", "go"]
-    assert seen == [[name, True] for name in order]
-    page.get_by_role("button", name="Copy").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_contain_text(re.compile("Copied|does not let"))
-    named = "(it) => it.matches('button') ? it.textContent.length : it.labels.length"
-    for control in page.locator(":is(button, input, select, textarea):visible").all():
-        assert control.evaluate(named) > 0
-        snapshot = control.aria_snapshot()
-        assert re.search(r'"\w[^"]+"', snapshot), snapshot
-    assert "tokens drafted" in (page.locator("[role=img]").get_attribute("aria-label") or "")
-
-
-def test_plain_decoding_waits_and_may_differ(open_page: Open, server: PageServer) -> None:
-    running: list[float] = []
-
-    def script(request: dict[str, Any]) -> Iterator[Step]:
-        assert not running
-        running.append(request["gamma"])
-        pieces = [*PIECES[:-1], "m"] if request["gamma"] == 0 else PIECES
-        *steps, last = answer(pieces, 0.02)(request)
-        yield from steps
-        running.clear()
-        yield last
-
-    page = open_page(script, mode="chat")
-    page.get_by_label("Compare with plain").check()
-    ask(page)
-    answered(page, 2)
-    expect(page.locator(".verdict")).to_contain_text(
-        f"The texts differ from character {len(TEXT)} on"
-    )
-    fast, plain = (request for _, request in server.requests)
-    assert plain == {**fast, "gamma": 0}
-    assert page.locator("article").last.locator(".kept").count() == 0
 
 
 def test_the_real_server_is_understood(open_page: Open, real: Live) -> None:
@@ -608,16 +405,3 @@ def test_the_policy_admits_this_page_alone() -> None:
     addresses = set(re.findall(r"\w+://[^\s\"']+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\son\w+=\"", text)
-
-
-def test_the_policy_stops_another_script(open_page: Open, complaints: list[str]) -> None:
-    page = open_page()
-    other = """() => {
-      const script = document.createElement("script");
-      script.textContent = "window.ran = true";
-      document.head.append(script);
-      return window.ran ?? "not run";
-    }"""
-    assert page.evaluate(other) == "not run"
-    assert len(complaints) == 1
-    complaints.clear()

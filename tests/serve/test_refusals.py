@@ -7,13 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from scheduler.support import rows
 from serve.support import Live, serving
 from specrt.errors import RequestError
 from specrt.serve.application import ServerOptions
-from specrt.serve.bodies import ChatBody, CompletionBody
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import TableEngine, generator
@@ -70,27 +68,6 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], named: str) -> None:
     assert named in toy.refusal(path, 400, **body)
     assert named in toy.refusal(path, 400, **body, stream=True)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param", "expected"),
-    [
-        (TEXT, {"prompt": "x", "stop": 5}, "stop", "text or a list"),
-        (TEXT, {"prompt": "x", "gamma": "x"}, "gamma", "whole number or 'auto'"),
-        (TEXT, {"prompt": "x", "n": 0}, "n", "1 or more"),
-        (TEXT, {"prompt": "x", "stop": ["x"] * 65}, "stop", "text or up to 64 items"),
-        (CHAT, {"messages": HELLO, "tool_choice": 5}, "tool_choice", "text or an object"),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "missing"),
-        (RESPONSES, {"input": []}, "input", "text or a list that is not empty"),
-    ],
-)
-def test_a_field_of_several_forms_is_named_once(
-    toy: Live, path: str, body: dict[str, Any], param: str, expected: str
-) -> None:
-    error = toy.http.post(path, content=json.dumps(body), headers=JSON).json()["error"]
-    assert error["param"] == param
-    assert error["message"].startswith(param)
-    assert expected in error["message"]
 
 
 ENDS: list[tuple[str, dict[str, Any], Any]] = [
@@ -167,21 +144,6 @@ def test_a_text_without_a_prompt_begins_a_document(toy: Live, real: Live) -> Non
         == real.post(TEXT, prompt=[first], **body)["choices"]
     )
     assert toy.post(TEXT, prompt=None, **body)["usage"]["prompt_tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "prompt", "messages", "stop_token_ids", "allowed_token_ids", "suppress_tokens", "tools",
-        "begin_suppress_tokens", "forced_bos_token_id", "decoder_start", "guided_choice",
-    ],
-)  # fmt: skip
-def test_of_many_wrong_items_the_first_is_told(field: str) -> None:
-    """A hundred thousand sentences about them would take a second."""
-    model = ChatBody if field in ("messages", "tools") else CompletionBody
-    with pytest.raises(ValidationError) as raised:
-        model.model_validate({"prompt": "x", field: [None] * 1000})
-    assert len([e for e in raised.value.errors() if e["loc"][0] == field]) <= 2
 
 
 def test_a_large_body_is_read_as_a_small_one_and_has_a_bound(toy: Live) -> None:

@@ -25,9 +25,8 @@ from specrt.errors import LinkError, RequestError
 from specrt.generator import Generator
 from specrt.loading import OpenedDraft
 from specrt.params import SamplingParams
-from specrt.remote.frames import VerdictFrame
 from specrt.remote.link import LinkOptions, LinkPool
-from specrt.remote.remote_target import RemoteTarget, remote_generator
+from specrt.remote.remote_target import remote_generator
 from specrt.serve.admission import Admission
 from specrt.serve.device_link import DeviceLink
 from specrt.serve.metrics import ServerMetrics
@@ -137,18 +136,6 @@ def test_a_drawn_seed_is_told_and_one_that_the_server_keeps_costs_acceptance_alo
         same(device(port).generate(PROMPT, known, gamma=3), home.generate(PROMPT, known, gamma=0))
 
 
-def test_a_grammar_is_the_servers(home: Generator, device: Device) -> None:
-    pytest.importorskip("llguidance")
-    made = device()
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    for options in ({"json_schema": schema}, {"regex": "(ab|cd){3,9}"}, {"choice": ("yes", "no")}):
-        for more in ({}, {"temperature": 0.9, "seed": 4}):
-            params = SamplingParams(max_tokens=60, **options, **more)
-            local = home.generate(PROMPT, params, gamma=0)
-            for gamma in (0, 4, "auto"):
-                same(made.generate(PROMPT, params, gamma=gamma), local)
-
-
 def test_streams_share_a_device_and_a_server(home: Generator, device: Device) -> None:
     made = device()
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, ignore_eos=True)
@@ -186,24 +173,6 @@ def test_a_server_that_believes_its_devices_is_found_out(
 
     monkeypatch.setattr("specrt.speculation.target.match_greedy", accept)
     assert device().generate(PROMPT, params, gamma=3).token_ids != local.token_ids
-
-
-def test_the_draft_is_off_by_one_token_and_so_is_the_text(
-    home: Generator, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the device's own count of what was accepted."""
-    take = RemoteTarget._take
-
-    def wrong(self: RemoteTarget, verdict: VerdictFrame) -> None:
-        take(self, replace(verdict, accepted=max(0, verdict.accepted - 1)))
-
-    monkeypatch.setattr(RemoteTarget, "_take", wrong)
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    try:
-        found = device().generate(PROMPT, params, gamma=3).token_ids
-    except LinkError:
-        return
-    assert found != home.generate(PROMPT, params, gamma=0).token_ids
 
 
 @pytest.mark.parametrize("gamma", [0, 3])

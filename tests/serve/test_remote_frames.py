@@ -33,7 +33,7 @@ from specrt.remote.frames import (
     VerdictFrame,
     close_reason,
 )
-from specrt.serve.verify_sessions import RESUMABLE, VerifyEndpoint, VerifyLimits
+from specrt.serve.verify_sessions import VerifyEndpoint, VerifyLimits
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 
@@ -393,28 +393,6 @@ def test_a_device_that_never_answers_loses_its_session(tokenizer: Tokenizer) -> 
             assert expected(home)
 
 
-def test_sessions_that_begin_at_once_are_limited(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with rows(packed, 1, tokenizer) as home:
-        honest = home.paced
-
-        def slow(*args: Any, **options: Any) -> Any:
-            time.sleep(0.3)  # as a large grammar is
-            return honest(*args, **options)
-
-        monkeypatch.setattr(home, "paced", slow)
-        sessions = VerifyEndpoint(home, VerifyLimits(sessions=2))
-        with served(sessions) as port:
-            made = [Client(port, tokenizer) for _ in range(4)]
-            for one in made:
-                one.ask()
-            begun = [json.loads(one.wire.recv(10))["type"] for one in made]
-            assert sorted(begun) == ["error", "error", "ready", "ready"]
-            for one in made:
-                one.close()
-
-
 def test_sessions_and_links_are_limited(tokenizer: Tokenizer) -> None:
     with rows(packed, 1, tokenizer) as home:
         sessions = VerifyEndpoint(home, VerifyLimits(sessions=2, links=4))
@@ -443,19 +421,3 @@ def test_a_server_that_ends_its_sessions_says_so(tokenizer: Tokenizer) -> None:
             sessions.close()
             one.wire.send(ProposalFrame(1, 6, 1).pack())
             assert one.refusal()[0] == Close.GONE
-
-
-@pytest.mark.parametrize("code", [1000, 1001, 1011, 1012, 1013, 3000, 4400])
-def test_a_device_may_come_back_behind_some_codes_alone(
-    sessions: VerifyEndpoint, client: Connect, code: int
-) -> None:
-    one = client()
-    token = one.begin()["session"]
-    one.wire.close(code)
-    until(lambda: sessions.links == 0)
-    other = client()
-    other.ask(session=token, length=len(PROMPT))
-    if code in RESUMABLE:
-        assert other.message("ready")["session"] == token
-    else:
-        assert other.refusal()[0] == Close.UNKNOWN_SESSION

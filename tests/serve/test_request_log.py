@@ -6,11 +6,10 @@ import json
 import logging
 from typing import Any
 
-import openai
 import pytest
 
 from scheduler.support import rows
-from serve.support import Live, failing, listening, serving, until
+from serve.support import failing, listening, serving, until
 from specrt.serve.application import ServerOptions, application
 from specrt.serve.request_log import JsonLines
 from specrt.serve.service import Service
@@ -20,31 +19,6 @@ from support.rows import packed
 TEXT, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
 BODY = {"prompt": "a secret prompt", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-def test_an_answer_has_the_id_of_its_request(toy: Live) -> None:
-    for path, body in (
-        (TEXT, BODY), (TEXT, BODY | {"stream": True}), (CHAT, {"messages": HELLO, "max_tokens": 3}),
-        (TEXT, {"prompt": []}), ("/nowhere", {}), (MESSAGES, {"max_tokens": 1}),
-        (MESSAGES, {"messages": HELLO, "max_tokens": 3}), (TEXT, BODY | {"model": "other"}),
-    ):  # fmt: skip
-        own = toy.http.post(path, json=body)
-        told = own.headers["x-request-id"]
-        assert told.startswith("req_")
-        given = toy.http.post(path, json=body, headers={"X-Request-ID": "from-the-client/7"})
-        assert given.headers.get_list("x-request-id") == ["from-the-client/7"]
-        assert (given.headers.get("request-id") is not None) is (path == MESSAGES)
-        if given.status_code != 200:
-            assert given.json()["request_id"] == "from-the-client/7"
-    for wrong in ("", "with blank", "é", "x" * 129):
-        answer = toy.http.get("/health", headers={b"X-Request-ID": wrong.encode()})
-        assert answer.headers["x-request-id"].startswith("req_")
-    with (
-        openai.OpenAI(base_url=f"{toy.url}/v1", api_key="none", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError) as refused,
-    ):
-        client.completions.create(model="toy", prompt=[], max_tokens=3)
-    assert (refused.value.request_id or "").startswith("req_")
 
 
 def test_an_error_has_the_id_wherever_it_arises(tokenizer: Tokenizer) -> None:

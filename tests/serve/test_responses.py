@@ -9,11 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from scheduler.support import rows
-from serve.support import TOOLS, Live, failing, serving
+from serve.support import TOOLS, Live
 from specrt.serve.responses_routes import ResponsesBody
-from specrt.text.tokenizer import Tokenizer
-from support.rows import packed
 
 PATH = "/v1/responses"
 BODY = {"input": "the thing", "max_output_tokens": 20, "temperature": 0, "ignore_eos": True}
@@ -154,20 +151,3 @@ def test_what_has_no_meaning_is_refused_by_name(
     toy: Live, body: dict[str, Any], named: str
 ) -> None:
     assert named in toy.refusal(PATH, 400, **(BODY | body))
-
-
-def test_an_engine_that_fails_ends_the_response(tokenizer: Tokenizer) -> None:
-    toys = rows(packed, 1, tokenizer)
-    with serving(toys) as live:
-        for path, last, body in (
-            (PATH, "response.failed", BODY),
-            ("/v1/messages", "error", {
-                "messages": [{"role": "user", "content": "x"}], "max_tokens": 20,
-            }),
-        ):  # fmt: skip
-            with failing(toys):
-                answer = live.http.post(path, json={**body, "ignore_eos": True, "stream": True})
-            lines = [line for line in answer.text.splitlines() if line]
-            assert lines[-2] == f"event: {last}"
-            assert "the cable is out" in lines[-1]
-            live.post(path, **body)

@@ -129,20 +129,6 @@ def test_what_the_policy_decides_about_a_token_is_done(
     assert kept or found is NOTHING
 
 
-@pytest.mark.parametrize("gamma", [1, 8])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_the_context_is_filled_to_its_last_position(name: str, gamma: int) -> None:
-    for length in range(13, 25):
-        target = TableEngine(2, vocab=5, memory=2, max_length=24)
-        draft, prompt = near(target, 3, 0.9), [i % 5 for i in range(length)]
-        drafter = Watched(drafter_named(name, draft, gamma))
-        found = loop(target, drafter, prompt, 99).tokens
-        assert found == plain(target, prompt, 99)
-        assert len(found) == 25 - length
-        assert max(c.start + c.width for c in target.calls) == 24
-        assert max((c.start + c.width for c in draft.calls), default=0) <= 24
-
-
 class Fills:
     """Proposes a token more than there is room for."""
 
@@ -188,17 +174,6 @@ def test_a_draft_of_no_numbers_ends_no_completion(
 
 
 # Policies and costs
-
-
-def test_without_costs_the_first_request_runs_no_pass_of_its_own(tokenizer: Tokenizer) -> None:
-    """Nothing is measured in a user's time: the first pass reads the prompt."""
-    given = replace(models(), costs=None)
-    target: Any = given.target
-    done = Generator(given, tokenizer).generate(PROMPT, PARAMS, gamma="auto")
-    assert target.calls[0].start == 0
-    assert target.calls[0].width == len(PROMPT)
-    assert len(target.calls) == 1 + done.speculation.rounds
-    assert done.speculation.drafted > 0
 
 
 def test_only_drafts_that_run_passes_pay_for_them(monkeypatch: pytest.MonkeyPatch) -> None:

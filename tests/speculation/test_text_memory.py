@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,32 +169,6 @@ def test_keys_forgetting_and_turning_it_off(tokenizer: Tokenizer) -> None:
     assert [recalled(off) for _ in range(2)] == [False, False]
     with pytest.raises(RequestError, match="memory_key is 3"):
         given.generate(PROMPT, params, memory_key=3)  # type: ignore[arg-type]
-
-
-def test_a_cancelled_text_is_not_remembered(tokenizer: Tokenizer) -> None:
-    memory = TextMemory()
-    given, params = generator(tokenizer, memory), SamplingParams(max_tokens=60, ignore_eos=True)
-    stream = given.stream(PROMPT, params)
-    next(iter(stream))
-    stream.cancel()
-    given.generate([7, 8, 9], params)
-    assert len(memory) == 1
-    assert memory.recall("", PROMPT) is None
-
-
-def test_threads_of_one_generator_get_the_texts_without_memory(tokenizer: Tokenizer) -> None:
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    prompts = [[3, 1, 4, one % 3, 5] for one in range(12)]
-    alone = generator(tokenizer, None)
-    expected = [alone.generate(prompt, params, gamma=4).token_ids for prompt in prompts]
-    given = generator(tokenizer, TextMemory())
-
-    def work(number: int) -> list[int]:
-        key = str(number % 2)
-        return given.generate(prompts[number], params, gamma=4, memory_key=key).token_ids
-
-    with ThreadPoolExecutor(len(prompts)) as threads:
-        assert list(threads.map(work, range(len(prompts)))) == expected
 
 
 # The file

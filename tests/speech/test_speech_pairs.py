@@ -8,19 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import specrt
-from shared import nightly_but
-from specrt.bundle import Bundle
 from specrt.errors import BuildError, CheckpointError
-from specrt.params import SamplingParams
 from specrt.speech.log_mel import LogMel
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.plan.speech_pairs import feature_extractor, read_speech_pairs
-from specrt_export.recipe.recipe import read_recipe
 from speech.recordings import RATE, chunk, form, pcm, riff, sines
-from speech.tiny_whisper import BINS, LENGTH, RECIPE
-from support.builds import build
+from speech.tiny_whisper import BINS, LENGTH
 
 pytestmark = pytest.mark.export
 
@@ -100,31 +94,3 @@ def test_an_extractor_is_that_of_the_checkpoint(whisper: Path, tmp_path: Path) -
     (tmp_path / "preprocessor_config.json").write_text('{"dither": 0.1}')
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json.*dither"):
         feature_extractor(bare)
-
-
-PRECISIONS = [("int8", 1e-2), ("int4", 1.0)]
-
-
-@pytest.mark.parametrize(("precision", "most"), nightly_but(PRECISIONS[:1], PRECISIONS))
-def test_a_quantized_whisper_is_measured_on_recordings(
-    precision: str, most: float, whisper: Path, tmp_path: Path
-) -> None:
-    folder = whisper.parent
-    for name in ("target", "target.onnx", "target.encoder.onnx", "target.cross.onnx"):
-        (tmp_path / name).symlink_to(folder / name)
-    save_clips(tmp_path, 6)
-    text = RECIPE[: RECIPE.index("[draft]")] + RECIPE[RECIPE.index("[engine]") :]
-    text = text.replace("[engine]", f'[engine]\nprecision = "{precision}"')
-    (tmp_path / "recipe.toml").write_text(f'{text}[quality]\ncalibration = "clips.jsonl"\n')
-    build(read_recipe(tmp_path / "recipe.toml"), tmp_path / "bundle")
-    quality = Bundle.open(tmp_path / "bundle").manifest.target.quality
-    assert quality is not None
-    assert 0 < quality.kl < most
-    assert quality.tokens >= 256
-    params = SamplingParams(max_tokens=20)
-    with specrt.load(tmp_path / "bundle", threads=1) as generator:
-        heard = LogMel(BINS)(sines(3.0))
-        plain = generator.generate(heard, params, gamma=0)
-        copied = generator.generate(heard, params, gamma=3, drafter="ngram")
-        assert plain.token_ids == copied.token_ids
-        assert plain.prompt_tokens == 1500

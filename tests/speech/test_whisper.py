@@ -14,7 +14,6 @@ import specrt
 from shared import nightly_but
 from specrt.generator import Generator
 from specrt.params import Gamma, SamplingParams
-from specrt.speculation.drafters import DRAFTERS
 from specrt.speech import TranscriptionOptions, read_whisper_config, transcribe
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.portable.exporter import export_graph
@@ -69,18 +68,6 @@ def test_segments_of_long_recordings_are_those_of_transformers(
         assert [one.tokens for one in done.segments] == [tokens for _, _, tokens in wanted]
         times = [(one.start, one.end) for one in done.segments]
         np.testing.assert_allclose(times, [(start, end) for start, end, _ in wanted])
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_no_drafter_changes_a_segment(whisper: Path, opened: Generator, drafter: str) -> None:
-    """None of them hears the recording; lookup has the text of the window."""
-    config, wave = read_whisper_config(whisper), sines(40, 2)
-    options = TranscriptionOptions(timestamps=True, language="en", no_speech_threshold=None)
-    plain = transcribe(opened, config, wave, options, gamma=0)
-    done = transcribe(opened, config, wave, options, gamma=3, drafter=drafter)
-    assert done.segments == plain.segments
-    assert done.speculation is not None
-    assert (done.speculation.drafted > 0) == (drafter != "none")
 
 
 def test_tokens_that_a_checkpoint_forces_are_no_language(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +101,6 @@ def test_templates_that_go_on_or_make_too_much_are_refused(
             ChatTemplate(source, {}).render([{"role": "user", "content": "hi"}])
 
 
-def test_bounds_grow_with_the_messages() -> None:
-    """A conversation of any length is rendered; each thread has limits of its own."""
-    source = (
-        "{% for m in messages %}{% for n in messages[:3] %}{{ m.content }}{% endfor %}{% endfor %}"
-    )
-    template = ChatTemplate(source, {})
-    talk = [{"role": "user", "content": "x" * 5000}] * 2000
-    assert len(template.render(talk)) == 3 * 5000 * 2000
-    with ThreadPoolExecutor(4) as pool:
-        assert {*pool.map(template.render, [TALK] * 8)} == {template.render(TALK)}
-
-
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
 
 
@@ -191,19 +178,6 @@ def test_a_call_has_the_form_that_a_template_shows(source: str, wanted: str) -> 
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     template = ChatTemplate(known + source, {})
     assert template.render([message]) == wanted
-
-
-@pytest.mark.parametrize(
-    ("source", "wanted"),
-    [
-        ("{{ c.arguments }}", "not json"), ("{{ c.arguments | tojson }}", '"not json"'),
-        ("{% for k, v in c.arguments | items %}{{ k }}={{ v }}{% endfor %}", "arguments=not json"),
-    ],
-)  # fmt: skip
-def test_arguments_that_are_not_json_are_told_to_any_template(source: str, wanted: str) -> None:
-    call = {"function": {"name": "f", "arguments": "not json"}}
-    template = ChatTemplate("{% set c = messages[0].tool_calls[0].function %}" + source, {})
-    assert template.render([{"role": "assistant", "tool_calls": [call]}]) == wanted
 
 
 def test_what_is_nested_deeply_is_refused_or_told_as_text() -> None:

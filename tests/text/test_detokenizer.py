@@ -83,22 +83,6 @@ def test_bytes_that_are_no_text_come_as_they_are_certain(
         assert chunks(used, [[first + 0xFF]] * 3) == [*LOST * 3, ""]
 
 
-def test_a_space_is_kept_behind_text_and_dropped_at_its_beginning(
-    spelled: list[Tokenizer],
-) -> None:
-    for used in spelled[1:]:
-        library = hub(used)
-        tokens = [library.token_to_id(f"▁{w}") for w in ("h", "w")]
-        (bos,) = used.encode(BOS, special=False)
-        (text,) = used.encode("e", special=False)[-1:]
-        gemma = "Strip" not in str(library.decoder) and "Fuse" in str(library.decoder)
-        for prompt in ([], [bos], [bos, bos]):
-            assert used.decode(tokens, prompt) == (" h w" if gemma else "h w")
-        for prompt in ([text], [bos, text], [bos, text, bos]):
-            assert used.decode(tokens, prompt) == " h w"
-        assert [used.piece(token) for token in (*tokens, bos)] == [" h", " w", ""]
-
-
 @pytest.mark.parametrize(("prefix", "suffix"), [("##", ""), ("", "</w>")])
 def test_decoders_that_look_at_neighbours_see_the_prompt(
     tmp_path: Path, prefix: str, suffix: str

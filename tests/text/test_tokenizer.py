@@ -130,21 +130,6 @@ def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> No
         assert used.decode(ids) == f"e {content.lower()}".rstrip() + "e"
 
 
-def test_a_template_may_read_control_tokens_in_contents(tokenizer: Tokenizer) -> None:
-    """What it writes itself is its own, as where it takes reasoning from an earlier answer."""
-    (end,) = tokenizer.encode(EOS)
-    for source, content, wanted in (
-        ("{% if '</s>' in x %}</s></s>{% endif %}{{ x }}</s>", f"a{EOS}",
-         [end, end, *b"a</s>", end]),
-        ("{{ x.split('</s>')[-1] }}</s>", f"a{EOS}b", [*b"b", end]),
-        ("{{ x.split('</s>')[0].strip() }}</s>{{ x.split('</s>')[-1].lstrip() }}", f"a {EOS} b",
-         [*b"a", end, *b"b"]),
-    ):  # fmt: skip
-        template = ChatTemplate("{% set x = messages[0].content %}" + source, {})
-        prompt = template.render([{"role": "assistant", "content": content}])
-        assert tokenizer.encode(prompt) == wanted
-
-
 @pytest.mark.parametrize(
     ("expression", "own"),
     [
@@ -278,28 +263,8 @@ def test_a_damaged_configuration_is_refused_by_name(
         Tokenizer(path)
 
 
-def test_parts_and_calls_of_messages_are_contents_too(tokenizer: Tokenizer) -> None:
-    template = ChatTemplate(
-        "{% for m in messages %}{{ m.content[0].text }}{{ m.calls | tojson }}</s>{% endfor %}", {}
-    )
-    message = {"content": [{"type": "text", "text": f"a{EOS}"}], "calls": {f"n{EOS}": f"{EOS}b"}}
-    ids = tokenizer.encode(template.render([message]))
-    assert ids == [*b'a</s>{"n</s>": "</s>b"}', *tokenizer.encode(EOS)]
-    template = ChatTemplate("{{ messages[0].role }}{{ tools[0].name ~ '</s>' }}", {})
-    ids = tokenizer.encode(template.render([{"role": f"a{EOS}"}], tools=[{"name": f"b{EOS}"}]))
-    assert ids == [*b"a</s>b</s>", *tokenizer.encode(EOS)]
-
-
 def test_messages_that_could_hide_control_tokens_are_refused() -> None:
     template = ChatTemplate("{% for part in messages[0].content %}{{ part }}{% endfor %}", {})
     for content in (iter([EOS]), {EOS}, [Path(EOS)]):
         with pytest.raises(RequestError, match=r"type \w+; expected text.* lists and mappings"):
             template.render([{"content": content}])
-
-
-def test_contents_may_hold_private_characters(tokenizer: Tokenizer) -> None:
-    template = ChatTemplate("{{ messages[0].content }}</s>", {})
-    every = "".join(map(chr, range(0x10F001, 0x10FFFE)))
-    for content in (every, f"{every[1:]}{EOS[:1]}", f"{every}{EOS}"):
-        ids = tokenizer.encode(template.render([{"content": content}]))
-        assert tokenizer.decode(ids) == content

@@ -9,15 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
-from growth.axes import old_kv_heads, old_query_heads
 from growth.family import LLAMA
-from growth.shape import Shape, check_growth
 from growth.shards import Entry, write_shards
 from inflate import main
-from specrt.errors import SpecrtError
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6,
@@ -43,21 +38,6 @@ def tiny(folder: Path, config: dict[str, Any], extra: dict[str, Any]) -> Path:
     )
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 12), st.integers(1, 12))
-def test_query_heads_keep_their_kv_head(kv: int, group: int, more_kv: int, new_group: int) -> None:
-    old = Shape(kv * group, 1, kv * group, kv, 8, 8)
-    new = Shape(old.hidden_size * more_kv * new_group, 1, more_kv * new_group, more_kv, 8, 9)
-    try:
-        check_growth(old, new)
-    except SpecrtError:
-        return
-    queries, held = dict(old_query_heads(old, new)), dict(old_kv_heads(old, new))
-    assert sorted(queries.values()) == list(range(old.heads))
-    assert max(queries) < new.heads
-    assert max(held) < new.kv_heads
-    assert all(held[at // new.group] == head // old.group for at, head in queries.items())
 
 
 FLOAT16 = ["--layers", 3, "--dtype", "float16"]

@@ -61,14 +61,3 @@ def test_a_pair_loads_in_transformers_and_its_draft_has_the_targets_encoder(out:
     report = json.loads((out / "report.json").read_text())
     assert {"exact", "target_loss"} < set(report["target"])
     assert {"overlap", "same_first", "draft_loss"} < set(report["draft"])
-
-
-def test_what_is_missing_or_of_another_shape_is_told(out: Path, tmp_path: Path) -> None:
-    for arguments, message in (
-        (("train", "t5", "target", "--out", tmp_path), "run `text` first"),
-        (("train", "t5", "target", "--out", out, "--width", 96), "96 is not a multiple of 64"),
-        (("train", "t5", "target", "--out", out, "--width", 128), "is of other settings"),
-        (("measure", "t5", "--out", tmp_path), "no checkpoint"),
-    ):
-        result = run(*arguments)
-        assert (result.exit_code, message in result.output) == (2, True), result.output

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from specrt.bench.measure import Configuration, measure
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.gamma import FixedGamma
@@ -106,24 +105,3 @@ def test_a_rehearsal_leaves_the_engines_as_they_were(clock: Clock) -> None:
     found, _ = pair.run(pair.drafter(FixedGamma(4)), PROMPT, 60)
     toy = TableEngine(3, max_length=LENGTH)
     assert found == plain(toy, PROMPT, 60)
-
-
-def test_a_bench_counts_the_time_of_a_launch_once(
-    clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("bench.measure", "scheduler.scheduler", "request_factory"):
-        monkeypatch.setattr(f"specrt.{module}.perf_counter_ns", clock)
-    pair = timed_pair(clock, CHEAP, 0.9, tokenizer)
-    generator = Generator(models_of(pair), tokenizer)
-    compared = [Configuration(0, "none"), Configuration(4, "model"), Configuration(2, "ngram")]
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    found = measure(generator, [PROMPT, PROMPT[:7]], compared, params, repeats=2)
-    for samples in found.values():
-        for sample in samples:
-            assert sample.outside_us == 0  # no time passes but on the device
-            assert sample.target.passes == sample.counts.rounds
-            assert min(sample.stages) >= 0
-    whole = found[Configuration(4, "model")][0]
-    # The first round catches up with the prompt pass by pass; all others are one launch.
-    assert whole.draft.passes == 5
-    assert whole.counts.drafted > 20

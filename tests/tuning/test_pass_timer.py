@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 from specrt.errors import EngineError
-from specrt.scheduler.request import OutputProcessor
 from specrt.speculation.costs import shared_widths
 from specrt.speculation.pool import Models
-from specrt.text.tokenizer import Tokenizer
 from specrt.tuning.pass_timer import CONTEXT, measure_costs, rising
 from support.rows import PackedTable
 from support.toy import TableEngine, TableOutput
@@ -96,53 +94,6 @@ def test_costs_that_no_engine_has_are_measured_longer_then_refused(
     else:
         costs = measure_costs(models, clock=clock, budget_s=1.0)
         assert costs.verify_ns == tuple(target_price(g + 1) for g in GAMMAS)
-
-
-def test_time_outside_the_engines_is_counted_once_a_round(
-    clock: Clock, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take = OutputProcessor.take
-
-    def slow(self: OutputProcessor, *args: Any) -> Any:
-        clock.now += 7_000
-        return take(self, *args)
-
-    monkeypatch.setattr(OutputProcessor, "take", slow)
-    target = Priced(clock, target_price)
-    draft = Priced(clock, lambda width: 90_000, seed=1)
-    models = Models(target, draft, GAMMAS)
-    assert measure_costs(models, clock=clock, tokenizer=tokenizer).outside_ns == 7_000
-    assert measure_costs(models, clock=clock).outside_ns == 0
-
-
-@pytest.mark.parametrize(
-    ("plain_ms", "gammas"),
-    [(1, set(GAMMAS)), (4, {0, 1, 2, 4, 8}), (150, {0, 1, 8})],
-)
-def test_slow_engines_have_fewer_gammas(clock: Clock, plain_ms: int, gammas: set[int]) -> None:
-    target = Priced(clock, lambda width: plain_ms * 1_000_000 + width)
-    costs = measure_costs(Models(target, None, GAMMAS), clock=clock)
-    assert {call.width - 1 for call in target.calls if call.start > CONTEXT} == gammas
-    assert costs.verify_ns == pytest.approx([plain_ms * 1e6 + g + 1 for g in GAMMAS])
-    # The slowest engines have plain steps, a warm-up and three laps.
-    assert clock.now <= max(0.7e9, 50 * plain_ms * 1e6)
-
-
-@given(
-    max_length=st.integers(4, 300), gammas=st.sets(st.integers(1, 12), max_size=5),
-    wide=st.integers(0, 40), drafts=st.booleans(),
-)  # fmt: skip
-@settings(max_examples=20, deadline=None)
-def test_buffers_are_never_left(max_length: int, gammas: set[int], wide: int, drafts: bool) -> None:
-    # The toy engine itself refuses passes that are too wide or lie outside.
-    fitting = (0, *sorted(g for g in gammas if g < max_length - 2))
-    widest = max(fitting) + 1 + wide
-    engines = [
-        TableEngine(seed, memory=1, max_length=max_length, max_width=widest) for seed in (0, 1)
-    ]
-    built = Models(engines[0], engines[1] if drafts else None, fitting)
-    costs = measure_costs(built, budget_s=0.001)
-    assert len(costs.verify_ns) == len(costs.draft_ns) == max(fitting) + 1
 
 
 @settings(max_examples=40)
