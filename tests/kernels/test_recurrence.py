@@ -73,14 +73,13 @@ class Layer:
 
     def __init__(self, case: Case, threads: int = 2) -> None:
         self.case = case
-        stride = -(-case.value_size // 16)
         numbers = case.heads + case.key_heads * case.key_size + case.heads * case.value_size
-        shape = case.rows, case.heads, stride, case.key_size, 16
+        shape = case.rows, case.heads, case.key_size, -(-case.value_size // 16) * 16
         self.state = np.full(shape, np.nan, np.float32)
         self.factors = np.full((case.rows, 1, RING, -(-numbers // 16) * 16), np.nan, np.float32)
         row, rows = (FLOAT, [1, "T", None]), (INT64, ["T"])
         inputs: dict[str, tuple[int, list[Any]]] = dict.fromkeys(TOKENS, row)
-        inputs |= {"state": (FLOAT, [None] * 5), "factors": (FLOAT, [None] * 4)}
+        inputs |= {"state": (FLOAT, [None] * 4), "factors": (FLOAT, [None] * 4)}
         inputs |= {"slots": rows, "positions": rows}
         inputs |= dict.fromkeys(("base", "next_base"), (INT64, [None]))
         outputs = dict.fromkeys(("y", "new_state", "new_factors"), FLOAT)
@@ -96,8 +95,12 @@ class Layer:
 
     def states(self) -> Array:
         """Return the states, [rows, heads, key_size, value_size]."""
-        rows = self.state.swapaxes(2, 3)
-        return rows.reshape(*rows.shape[:3], -1)[..., : self.case.value_size]
+        heads = self.state.reshape(*self.state.shape[:2], -1)
+        size, columns = self.state.shape[2:]
+        starts = range(0, columns, 32)
+        panels = np.split(heads, [size * start for start in starts[1:]], axis=-1)
+        made = [panel.reshape(*heads.shape[:2], size, -1) for panel in panels]
+        return np.concatenate(made, -1)[..., : self.case.value_size]
 
 
 def tokens_of(case: Case, count: int, seed: int) -> dict[str, Array]:
@@ -262,7 +265,7 @@ def zeros(*shape: int) -> Array:
         *(((3, 2, 3, 3), {n: np.zeros((2, 5), "f4")}, "inputs of other sizes") for n in TOKENS),
         *(
             ((3, 2, 3, 3), {"state": np.zeros(shape, "f4")}, "inputs of other sizes")
-            for shape in ((2, 4, 2, 16, 16), (1, 4, 1, 16, 16))
+            for shape in ((2, 4, 16, 32), (1, 4, 16, 16))
         ),
         *(
             ((3, 2, 3, 3), {"factors": np.zeros(shape, "f4")}, "inputs of other sizes")

@@ -11,7 +11,7 @@
 template <class V>
 constexpr Kernels kernels_of(const char* name, bool (*supported)()) {
   return {name,         supported,        quantize_rows<V>, multiply_all<V>, multiply_all_floats<V>,
-          append_token, attend_tokens<V>, prepare_step<V>,  recur_row<V>,    normalize_rows<V>,
+          append_token, attend_tokens<V>, prepare_step<V>,  recur_head<V>,   normalize_rows<V>,
           score_row<V>, read_all<V>,      multiply_only<V>};
 }
 

@@ -130,8 +130,6 @@ std::size_t attend_floats(const Attention& attention, std::size_t count, std::si
   return queries * (attention.query_stride() + 1 + (position / kTile + 2) * kTile);
 }
 
-std::size_t recur_floats(const Recurrence& recurrence) {
-  return kMostPanels * recurrence.key_size * kTile;
-}
+std::size_t recur_floats(const Recurrence& recurrence) { return kPanel * recurrence.key_size; }
 
 }  // namespace specrt::kernels

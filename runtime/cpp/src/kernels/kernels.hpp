@@ -200,6 +200,9 @@ struct Tokens {
   std::size_t query_stride, key_stride, value_stride;
 };
 
+// Values of a panel of a state: two lines of a cache.
+constexpr std::size_t kPanel = 2 * kTile;
+
 // A layer with a recurrent state: S = decay * S + key (outer) u for each token and head, of which
 // it reads S^T query. u is beta * value, or with the delta rule what beta * (value - decay * S^T
 // key) is before.
@@ -212,18 +215,26 @@ struct Recurrence {
                                      // their lengths, whose squares it is added to
   bool is_delta;
 
-  // The state of one row and head lies in panels of 16 values, [value_stride / 16][key_size][16].
+  // The state of one row and head lies in panels of 32 values, [key_size][32]; the last one of
+  // 16 where that holds those left.
   float* state;
   // What positions add, [rows][positions][stride]: decays of the heads, keys, u of the heads.
   float* factors;
 
   std::size_t value_stride() const { return (value_size + kTile - 1) / kTile * kTile; }
-  std::size_t panels() const { return value_stride() / kTile; }
+  // Where the numbers of a column begin in the state of a head, and how far they lie apart.
+  std::size_t column_at(std::size_t column) const {
+    return column / kPanel * kPanel * key_size + column % kPanel;
+  }
+  std::size_t panel_stride(std::size_t column) const {
+    const std::size_t left = value_stride() - column / kPanel * kPanel;
+    return left < kPanel ? left : kPanel;
+  }
   std::size_t factors_stride() const {
     return (values_at() + heads * value_size + kTile - 1) / kTile * kTile;
   }
-  // Floats of scratch memory for a token: decays and keys as in the ring, queries, and the products
-  // of these with the keys.
+  // Floats of scratch memory for a token: what the ring takes, queries, and the products of these
+  // with the keys.
   std::size_t prepared_size() const { return products_at() + key_heads; }
   std::size_t state_floats() const { return heads * key_size * value_stride(); }  // of a row
   float* state_of(std::size_t row, std::size_t head) const {
@@ -236,12 +247,9 @@ struct Recurrence {
   // prepared.
   std::size_t keys_at() const { return heads; }
   std::size_t values_at() const { return heads + key_heads * key_size; }
-  std::size_t queries_at() const { return values_at(); }
+  std::size_t queries_at() const { return factors_stride(); }
   std::size_t products_at() const { return queries_at() + key_heads * key_size; }
 };
-
-// Panels that are computed at once, at most.
-constexpr std::size_t kMostPanels = 2;
 
 // The tokens of a pass, [tokens, ..] each.
 struct Steps {
@@ -283,11 +291,10 @@ struct Kernels {
                  std::size_t count, std::size_t kv_head, float* scratch, float* y);
   // Prepare a token: `recur` reads that.
   void (*prepare)(const Recurrence& recurrence, const Steps& steps, std::size_t token);
-  // Run a row through the panels of a head from `first` to `last`. Writes y, the state and u into
-  // the ring; decays and keys are read by all heads and panels, and the caller writes them into the
-  // ring then. `scratch` holds recur_floats.
+  // Run a row through the state of a head. Writes y, and u into what is prepared, which then begins
+  // with what the ring takes. `scratch` holds recur_floats.
   void (*recur)(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
-                std::size_t head, std::size_t first, std::size_t last, float* scratch);
+                std::size_t head, float* scratch);
   // Norm rows [rows, inputs] into y, which is other memory.
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, std::size_t inputs,
                     float* y);

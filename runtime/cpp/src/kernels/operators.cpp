@@ -43,7 +43,8 @@
 //     for each token, and y = S^T (scale * query). u is beta * value; with the delta rule
 //     beta * (value - exp(decay) * S^T key), of S before it.
 //     query, key [1, T, key_heads * D]; value [1, T, heads * E]; decay, beta [1, T, heads];
-//     state [B, heads, E in whole vectors / 16, D, 16], in which S lies up to position base[row];
+//     state [B, heads, D, E in whole vectors], as panels of 32 values, and of 16 for those left,
+//     [D, 32] each, in which S lies up to position base[row];
 //     factors [B, 1, P, W], a ring in which lies at p % P what position p adds: exp(decay) of the
 //     heads, the keys, u of the heads, in whole vectors; P is a multiple of 16. Both are changed in
 //     place as KV buffers are. base, next_base [B]: positions from base on are added to S out of
@@ -974,31 +975,33 @@ class RecurrenceOperator : public Operator {
       for (std::size_t token = share * kPartRows; token < end; token++)
         kernels().prepare(recurrence, steps, token);
     });
-    const std::size_t panels = recurrence.panels();
-    const std::size_t groups = (panels + kMostPanels - 1) / kMostPanels;
-    const std::size_t tasks = runs.size() * recurrence.heads * groups;
+    const std::size_t tasks = runs.size() * recurrence.heads;
     std::size_t positions = 0;  // that are added or computed
     for (const RecurrentRow& run : runs) positions += run.count + run.start - run.base;
     const std::size_t bytes = recurrence.state_floats() * sizeof(float) * positions;
     const std::size_t parts = std::min(bytes / kPartBytes + 1, tasks);
     parallel(context, parts, [&](std::size_t part) {
       float* scratch = aligned_scratch(recur_floats(recurrence));
-      for (std::size_t i = tasks * part / parts; i < tasks * (part + 1) / parts; i++) {
-        const std::size_t first = i % groups * kMostPanels, head = i / groups % recurrence.heads;
-        kernels().recur(recurrence, steps, runs[i / groups / recurrence.heads], head, first,
-                        std::min(first + kMostPanels, panels), scratch);
-      }
+      for (std::size_t i = tasks * part / parts; i < tasks * (part + 1) / parts; i++)
+        kernels().recur(recurrence, steps, runs[i / recurrence.heads], i % recurrence.heads,
+                        scratch);
     });
-    for (const RecurrentRow& run : runs) keep(recurrence, steps, run);
+    keep(context, recurrence, steps, runs, count);
   }
 
-  // Write the decays and keys of a row into the ring, which nothing reads any more.
-  static void keep(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& run) {
-    const std::size_t kept = std::min(run.count, recurrence.positions);
-    for (std::size_t i = run.count - kept; i < run.count; i++)
-      std::memcpy(recurrence.factors_of(run.row, run.start + i),
-                  steps.prepared + (run.first + i) * recurrence.prepared_size(),
-                  recurrence.values_at() * sizeof(float));
+  // Write what the tokens add into the ring, which nothing reads any more.
+  static void keep(OrtKernelContext* context, const Recurrence& recurrence, const Steps& steps,
+                   const std::vector<RecurrentRow>& runs, std::size_t count) {
+    const std::size_t bytes = recurrence.factors_stride() * sizeof(float);
+    const std::size_t shares = std::min(count * bytes / kPartBytes + 1, count);
+    parallel(context, shares, [&](std::size_t share) {
+      for (const RecurrentRow& run : runs)
+        for (std::size_t i = run.count - std::min(run.count, recurrence.positions); i < run.count;
+             i++)
+          if (i % shares == share)
+            std::memcpy(recurrence.factors_of(run.row, run.start + i),
+                        steps.prepared + (run.first + i) * recurrence.prepared_size(), bytes);
+    });
   }
 
   Recurrence recurrence_{};

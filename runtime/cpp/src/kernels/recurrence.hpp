@@ -8,35 +8,47 @@
 
 #include "kernels/attention.hpp"
 
-// What a position adds to P panels: they become fma(key[i], values, decay * panel[i]).
+// What a position adds to P vectors of a panel: they become fma(key[i], values, decay * vector).
 template <class V, int P>
 struct Update {
   const float* key;
   typename V::Floats decay, values[P];
 };
 
-// Add N positions to P panels [size][16], and sum their products with M rows of `size` numbers.
+// A panel [size][stride], and where it goes.
+struct Panel {
+  const float* from;
+  float* to;
+  std::size_t size, stride;
+};
+
+// Add N positions to P vectors of a panel, and sum their products with M rows of `size` numbers.
 template <class V, int P, int N, int M>
-void pass_panels(const Update<V, P>* updates, const float* from, float* to, std::size_t size,
-                 const float* const* rows, typename V::Floats (*results)[P]) {
+void pass_panel(const Panel& panel, const Update<V, P>* updates, const float* const* rows,
+                typename V::Floats (*results)[P]) {
+  Update<V, P> own[N + 1];  // a copy, which no store changes: registers hold it
+  for (int n = 0; n < N; n++) own[n] = updates[n];
   typename V::Floats sums[2][M + 1][P];
   for (auto& half : sums)
     for (auto& row : half)
       for (auto& sum : row) sum = V::spread(0);
+  const std::size_t size = panel.size, stride = panel.stride;
+  const float* from = panel.from;
+  float* to = panel.to;
   const auto step = [&](std::size_t i, auto half) {
-    typename V::Floats panels[P];
-    for (int p = 0; p < P; p++) panels[p] = V::load(from + (p * size + i) * kTile);
+    typename V::Floats values[P];
+    for (int p = 0; p < P; p++) values[p] = V::load(from + i * stride + p * kTile);
     for (int n = 0; n < N; n++) {
-      const auto key = V::spread(updates[n].key[i]);
+      const auto key = V::spread(own[n].key[i]);
       for (int p = 0; p < P; p++)
-        panels[p] = V::fma(key, updates[n].values[p], V::mul(updates[n].decay, panels[p]));
+        values[p] = V::fma(key, own[n].values[p], V::mul(own[n].decay, values[p]));
     }
     if constexpr (N > 0)
-      for (int p = 0; p < P; p++) V::store(to + (p * size + i) * kTile, panels[p]);
+      for (int p = 0; p < P; p++) V::store(to + i * stride + p * kTile, values[p]);
     for (int m = 0; m < M; m++) {
       const auto number = V::spread(rows[m][i]);
       for (int p = 0; p < P; p++)
-        sums[half.value][m][p] = V::fma(number, panels[p], sums[half.value][m][p]);
+        sums[half.value][m][p] = V::fma(number, values[p], sums[half.value][m][p]);
     }
   };
   for (std::size_t i = 0; i + 1 < size; i += 2) {
@@ -51,29 +63,35 @@ void pass_panels(const Update<V, P>* updates, const float* from, float* to, std:
 // Positions of the ring that are added at a time.
 constexpr int kFolded = 4;
 
-// Run the tokens of a row through P panels of a head.
+// Run the tokens of a row through P vectors of a head, from `column` on.
 template <class V, int P>
-void recur_panels(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
-                  std::size_t head, std::size_t panel, float* scratch) {
-  const std::size_t size = recurrence.key_size, values = recurrence.value_size;
-  const std::size_t key_head = head / (recurrence.heads / recurrence.key_heads);
-  float* state = recurrence.state_of(row.row, head) + panel * size * kTile;
+void recur_vectors(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
+                   std::size_t head, std::size_t column, float* scratch) {
+  const std::size_t values = recurrence.value_size, heads = recurrence.heads;
+  const std::size_t keys_at =
+      recurrence.keys_at() + head / (heads / recurrence.key_heads) * recurrence.key_size;
+  const std::size_t values_at = recurrence.values_at() + head * values;
+  float* state = recurrence.state_of(row.row, head) + recurrence.column_at(column);
+  Panel panel{state, state, recurrence.key_size, recurrence.panel_stride(column)};
   const auto target = [&](std::size_t position) {
     return position < row.next_base ? state : scratch;
   };
-  float* from = state;
+  // Add N positions, the last of which is `position`, and compute products as pass_panel does.
+  const auto add = [&](auto n, auto m, std::size_t position, const Update<V, P>* updates,
+                       const float* const* rows, typename V::Floats(*results)[P]) {
+    if (n.value > 0) panel.to = target(position);
+    pass_panel<V, P, n.value, m.value>(panel, updates, rows, results);
+    if (n.value > 0) panel.from = panel.to;
+  };
   if (row.base == 0) {  // nothing comes before it, whatever the buffer holds
-    from = target(0);
-    for (std::size_t i = 0; i < P * size; i++) V::store(from + i * kTile, V::spread(0));
+    for (std::size_t i = 0; i < panel.size; i++)
+      for (int p = 0; p < P; p++) V::store(target(0) + i * panel.stride + p * kTile, V::spread(0));
+    panel.from = target(0);
   }
-  Update<V, P> last{};
-  const auto kept = [&](std::size_t position) {
-    const float* factors = recurrence.factors_of(row.row, position);
-    Update<V, P> update{
-        factors + recurrence.keys_at() + key_head * size, V::spread(factors[head]), {}};
+  const auto update_of = [&](const float* factors) {
+    Update<V, P> update{factors + keys_at, V::spread(factors[head]), {}};
     for (int p = 0; p < P; p++)
-      update.values[p] = load_before<V>(factors + recurrence.values_at() + head * values,
-                                        (panel + p) * kTile, values, 0);
+      update.values[p] = load_before<V>(factors + values_at, column + p * kTile, values, 0);
     return update;
   };
   std::size_t position = row.base;
@@ -82,62 +100,53 @@ void recur_panels(const Recurrence& recurrence, const Steps& steps, const Recurr
     const std::size_t end = is_cut ? row.next_base : row.start - 1;
     in_parts<kFolded>(end - position, [&](auto n, std::size_t at) {
       Update<V, P> updates[n.value];
-      for (int i = 0; i < n.value; i++) updates[i] = kept(position + at + i);
-      pass_panels<V, P, n.value, 0>(updates, from, target(position), size, nullptr, nullptr);
-      from = target(position);
+      for (int i = 0; i < n.value; i++)
+        updates[i] = update_of(recurrence.factors_of(row.row, position + at + i));
+      add(n, Constant<0>{}, position, updates, nullptr, nullptr);
     });
     position = end;
   }
-  if (row.base < row.start) last = kept(row.start - 1);
-  for (std::size_t token = row.first; token < row.first + row.count; token++) {
-    position = row.start + token - row.first;
-    const float* step = steps.prepared + token * recurrence.prepared_size();
-    const float* key = step + recurrence.keys_at() + key_head * size;
-    const float* rows[] = {step + recurrence.queries_at() + key_head * size, key};
-    const auto decay = V::spread(step[head]);
-    const auto beta = V::spread(steps.betas[token * recurrence.heads + head]);
+  Update<V, P> last{};
+  if (row.base < row.start) last = update_of(recurrence.factors_of(row.row, row.start - 1));
+  for (std::size_t i = 0; i < row.count; i++) {
+    const std::size_t token = row.first + i;
+    position = row.start + i;
+    float* step = steps.prepared + token * recurrence.prepared_size();
+    const float* rows[] = {step + keys_at + recurrence.queries_at() - recurrence.keys_at(),
+                           step + keys_at};
     typename V::Floats results[2][P];
-    const auto compute = [&](auto n, auto m) {
-      float* to = n.value > 0 ? target(position - 1) : from;
-      pass_panels<V, P, n.value, m.value>(&last, from, to, size, rows, results);
-      from = to;
+    const auto compute = [&](auto n) {
+      recurrence.is_delta ? add(n, Constant<2>{}, position - 1, &last, rows, results)
+                          : add(n, Constant<1>{}, position - 1, &last, rows, results);
     };
-    if (position == row.base)
-      recurrence.is_delta ? compute(Constant<0>{}, Constant<2>{})
-                          : compute(Constant<0>{}, Constant<1>{});
-    else
-      recurrence.is_delta ? compute(Constant<1>{}, Constant<2>{})
-                          : compute(Constant<1>{}, Constant<1>{});
-    const float* value = steps.values + (token * recurrence.heads + head) * values;
-    float* y = steps.y + (token * recurrence.heads + head) * values;
-    float* kept_values =
-        recurrence.factors_of(row.row, position) + recurrence.values_at() + head * values;
-    const auto product = V::spread(step[recurrence.products_at() + key_head]);
-    const auto less = V::spread(-step[head]);
-    last.key = key;
-    last.decay = decay;
+    position == row.base ? compute(Constant<0>{}) : compute(Constant<1>{});
+    const std::size_t own = (token * heads + head) * values;
+    const float product = step[recurrence.products_at() + head / (heads / recurrence.key_heads)];
     for (int p = 0; p < P; p++) {
-      const std::size_t column = (panel + p) * kTile;
-      auto added = load_before<V>(value, column, values, 0);
-      if (recurrence.is_delta) added = V::fma(less, results[1][p], added);
-      last.values[p] = V::mul(beta, added);
-      store_before<V>(kept_values, column, values, last.values[p]);
-      store_before<V>(y, column, values,
-                      V::fma(product, last.values[p], V::mul(decay, results[0][p])));
+      const std::size_t at = column + p * kTile;
+      auto added = load_before<V>(steps.values + own, at, values, 0);
+      if (recurrence.is_delta) added = V::fma(V::spread(-step[head]), results[1][p], added);
+      added = V::mul(V::spread(steps.betas[token * heads + head]), added);
+      last.values[p] = added;
+      store_before<V>(step + values_at, at, values, added);
+      const auto before = V::mul(V::spread(step[head]), results[0][p]);
+      store_before<V>(steps.y + own, at, values, V::fma(V::spread(product), added, before));
     }
+    last.key = step + keys_at, last.decay = V::spread(step[head]);
   }
-  if (position < row.next_base) pass_panels<V, P, 1, 0>(&last, from, state, size, nullptr, nullptr);
+  if (position < row.next_base)
+    add(Constant<1>{}, Constant<0>{}, position, &last, nullptr, nullptr);
 }
 
-// Panels that are computed at once: each has two sums of even places and two of odd ones.
+// Vectors that are computed at once: each has two sums of even places and two of odd ones.
 template <class V>
-constexpr int kPanels = V::kVectors < 4 ? 1 : kMostPanels;
+constexpr int kSide = V::kVectors < 4 ? 1 : kPanel / kTile;
 
 template <class V>
-void recur_row(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
-               std::size_t head, std::size_t first, std::size_t last, float* scratch) {
-  in_parts<kPanels<V>>(last - first, [&](auto n, std::size_t at) {
-    recur_panels<V, n.value>(recurrence, steps, row, head, first + at, scratch);
+void recur_head(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
+                std::size_t head, float* scratch) {
+  in_parts<kSide<V>>(recurrence.value_stride() / kTile, [&](auto n, std::size_t vector) {
+    recur_vectors<V, n.value>(recurrence, steps, row, head, vector * kTile, scratch);
   });
 }
 
