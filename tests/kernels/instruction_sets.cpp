@@ -55,6 +55,7 @@ class Buffer {
 // Numbers that are the same on every machine: a linear congruential generator.
 class Random {
  public:
+  explicit Random(std::uint64_t seed = 1) : state_(seed) {}
   std::uint32_t bits() {
     state_ = state_ * 6364136223846793005U + 1442695040888963407U;
     return static_cast<std::uint32_t>(state_ >> 33);
@@ -65,7 +66,7 @@ class Random {
   }
 
  private:
-  std::uint64_t state_ = 1;
+  std::uint64_t state_;
 };
 
 bool same(float a, float b) {
@@ -290,20 +291,13 @@ struct Memory {
 void check_attention(const Kernels& kernels, const Kernels& reference, const Layer& layer,
                      size_t number) {
   Random random;
-  Attention attention{layer.heads,
-                      layer.kv_heads,
-                      layer.size,
-                      layer.size,
-                      layer.positions,
-                      layer.angles,
-                      layer.window,
-                      1.0F / std::sqrt(static_cast<float>(layer.size)),
-                      layer.softcap,
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      nullptr,
+  Attention attention{layer.heads,     layer.kv_heads,
+                      layer.size,      layer.size,
+                      layer.positions, layer.angles,
+                      layer.window,    1.0F / std::sqrt(static_cast<float>(layer.size)),
+                      layer.softcap,   nullptr,
+                      nullptr,         nullptr,
+                      nullptr,         nullptr,
                       layer.reach};
   Buffer<float> cosines(layer.positions * (layer.angles / 2)), sines(cosines.size());
   for (size_t i = 0; i < cosines.size(); i++) {
@@ -430,6 +424,97 @@ void check_cross(const Kernels& kernels, const Kernels& reference, const Layer& 
   }
 }
 
+struct Recurrent {
+  size_t heads, key_heads, key_size, value_size;
+  bool is_delta;
+  float epsilon;
+};
+
+constexpr Recurrent kRecurrents[] = {
+    {4, 2, 16, 32, true, 1e-6F},  {6, 2, 24, 40, true, 0},      {4, 4, 7, 5, false, 0},
+    {2, 1, 128, 64, true, 1e-6F}, {3, 1, 33, 50, false, 1e-6F}, {17, 1, 1, 1, true, 0},
+};
+
+// A text of a layer with a recurrent state, and its memory, of which nothing is written yet.
+struct RecurrentText {
+  static constexpr size_t kLength = 100;
+
+  explicit RecurrentText(const Recurrence& layer)
+      : recurrence(layer),
+        state(layer.state_floats()),
+        factors(layer.positions * layer.factors_stride()),
+        y(kLength * layer.heads * layer.value_size) {
+    state.fill(std::nanf("")), factors.fill(std::nanf(""));
+    recurrence.state = state.data(), recurrence.factors = factors.data();
+  }
+
+  // Read some tokens. A number of a token is one of its place, and of a spoilt one, the last, none.
+  void read(const Kernels& kernels, const RecurrentRow& row, bool is_spoilt) {
+    const size_t heads = recurrence.heads, keys = recurrence.key_heads * recurrence.key_size;
+    const size_t values = heads * recurrence.value_size, count = row.count;
+    const Buffer<float> query(count * keys), key(count * keys), value(count * values);
+    const Buffer<float> decay(count * heads), beta(count * heads), own_y(count * values);
+    const Buffer<float> prepared(count * recurrence.prepared_size());
+    const Buffer<float> scratch(recur_floats(recurrence));
+    size_t kind = 0;
+    for (const Buffer<float>* input : {&query, &key, &value, &decay, &beta}) {
+      const size_t size = input->size() / count;
+      for (size_t token = 0; token < count; token++) {
+        Random random(8 * (row.start + token) + kind);
+        for (size_t i = 0; i < size; i++)
+          (*input)[token * size + i] = kind == 3 ? random.between(-1, 0) : random.between(-1, 1);
+      }
+      for (size_t i = 0; is_spoilt && i < size; i++)
+        (*input)[(count - 1) * size + i] = i % 3 == 0 ? std::nanf("") : HUGE_VALF;
+      kind++;
+    }
+    const Steps steps{query.data(), key.data(),      value.data(), decay.data(),
+                      beta.data(),  prepared.data(), own_y.data()};
+    for (size_t token = 0; token < count; token++) kernels.prepare(recurrence, steps, token);
+    for (size_t head = 0; head < heads; head++)
+      kernels.recur(recurrence, steps, row, head, scratch.data());
+    for (size_t token = 0; token < count; token++) keep_factors(recurrence, steps, row, token);
+    std::memcpy(y.data() + row.start * values, own_y.data(), own_y.size() * sizeof(float));
+  }
+
+  Recurrence recurrence;
+  Buffer<float> state, factors, y;
+};
+
+// Passes of random widths, of which some tokens are taken back, those that are not finite too. The
+// reference reads one token at a time, and adds it to its state at once.
+void check_recurrence(const Kernels& kernels, const Kernels& reference, const Recurrent& layer,
+                      size_t number) {
+  Random random;
+  constexpr size_t ring = 16, length = RecurrentText::kLength;
+  const Recurrence recurrence{
+      layer.heads, layer.key_heads, layer.key_size, layer.value_size, ring,
+      0.5F,        layer.epsilon,   layer.is_delta, nullptr,          nullptr};
+  RecurrentText expected(recurrence);
+  for (size_t at = 0; at < length; at++) expected.read(reference, {0, 0, 1, at, at, at + 1}, false);
+  for (size_t round = 0; round < 12; round++) {
+    RecurrentText found(recurrence);
+    for (size_t start = 0, base = 0; start < length;) {
+      const size_t most = random.below(4) == 0 ? 40 : 9, left = length - start;
+      const size_t room = 1 + random.below(most), count = room < left ? room : left;
+      const size_t end = start + count, lowest = base + ring > end ? base : end - ring;
+      const bool is_spoilt = count > 1 && random.below(5) == 0;
+      const size_t good = is_spoilt ? end - 1 : end;
+      const size_t next = good == length ? end : lowest + random.below(good - lowest + 1);
+      found.read(kernels, {0, 0, count, start, base, next}, is_spoilt);
+      const size_t kept = next > start ? next : start;
+      start = kept + random.below(good - kept + 1), base = next;
+    }
+    const std::string what = std::string(kernels.name) + " recurrence " + std::to_string(number) +
+                             ", round " + std::to_string(round);
+    compare(what, found.y.data(), expected.y.data(), found.y.size());
+    compare(what + ", state", found.state.data(), expected.state.data(), found.state.size());
+    compare(what + ", ring", found.factors.data(), expected.factors.data(), found.factors.size());
+    for (size_t i = 0; i < found.y.size(); i++)
+      if (!std::isfinite(found.y[i])) differ(what + ", what was taken back", i, found.y[i], 0);
+  }
+}
+
 constexpr size_t kSizes[] = {1, 15, 16, 17, 33, 80, 1024, 1031, 2500};
 
 // Rows of all sizes and lengths, with a residual, a bias and the sum in turns; one that is not
@@ -514,6 +599,8 @@ void check(const Kernels& kernels) {
     check_attention(kernels, reference, layer, number);
     check_cross(kernels, reference, layer, number++);
   }
+  number = 0;
+  for (const Recurrent& layer : kRecurrents) check_recurrence(kernels, reference, layer, number++);
   std::printf("%s %016llx\n", kernels.name, static_cast<unsigned long long>(digest));
   std::fflush(stdout);
 }

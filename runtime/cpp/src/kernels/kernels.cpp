@@ -132,4 +132,11 @@ std::size_t attend_floats(const Attention& attention, std::size_t count, std::si
 
 std::size_t recur_floats(const Recurrence& recurrence) { return kPanel * recurrence.key_size; }
 
+void keep_factors(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
+                  std::size_t token) {
+  std::memcpy(recurrence.factors_of(row.row, row.start + token - row.first),
+              steps.prepared + token * recurrence.prepared_size(),
+              recurrence.factors_stride() * sizeof(float));
+}
+
 }  // namespace specrt::kernels

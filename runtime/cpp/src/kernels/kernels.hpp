@@ -319,6 +319,10 @@ std::size_t attend_floats(const Attention& attention, std::size_t count, std::si
 // Floats of scratch memory that `recur` takes.
 std::size_t recur_floats(const Recurrence& recurrence);
 
+// Write what a token of a row adds into the ring, once nothing is read there any more.
+void keep_factors(const Recurrence& recurrence, const Steps& steps, const RecurrentRow& row,
+                  std::size_t token);
+
 // The kernels of an instruction set that this processor has; the best one for an empty name, and
 // nullptr for one that is unknown or that it lacks.
 const Kernels* find_kernels(const char* name);

@@ -989,18 +989,18 @@ class RecurrenceOperator : public Operator {
     keep(context, recurrence, steps, runs, count);
   }
 
-  // Write what the tokens add into the ring, which nothing reads any more.
+  // Write what the last tokens of each row add into its ring.
   static void keep(OrtKernelContext* context, const Recurrence& recurrence, const Steps& steps,
                    const std::vector<RecurrentRow>& runs, std::size_t count) {
-    const std::size_t bytes = recurrence.factors_stride() * sizeof(float);
-    const std::size_t shares = std::min(count * bytes / kPartBytes + 1, count);
+    const std::size_t bytes = count * recurrence.factors_stride() * sizeof(float);
+    const std::size_t shares = std::min(bytes / kPartBytes + 1, count);
     parallel(context, shares, [&](std::size_t share) {
-      for (const RecurrentRow& run : runs)
-        for (std::size_t i = run.count - std::min(run.count, recurrence.positions); i < run.count;
-             i++)
-          if (i % shares == share)
-            std::memcpy(recurrence.factors_of(run.row, run.start + i),
-                        steps.prepared + (run.first + i) * recurrence.prepared_size(), bytes);
+      for (const RecurrentRow& run : runs) {
+        const std::size_t end = run.first + run.count;
+        for (std::size_t token = end - std::min(run.count, recurrence.positions); token < end;
+             token++)
+          if (token % shares == share) keep_factors(recurrence, steps, run, token);
+      }
     });
   }
 
