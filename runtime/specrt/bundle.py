@@ -47,7 +47,7 @@ TASKS = {
 
 CHAIN_HEAD, BLOCK_HEAD = "chain head", "block head"
 
-HEADS = {"eagle3": CHAIN_HEAD, "dflash": BLOCK_HEAD}
+HEADS = {"eagle3": CHAIN_HEAD, "dflash": BLOCK_HEAD, "mtp": CHAIN_HEAD}
 """The formats of heads, which draft from the features that their target leaves, and their kinds."""
 
 KINDS = {

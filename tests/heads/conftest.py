@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,41 @@ def save_head(
     config |= {"draft_vocab_size": scored, **dict.fromkeys(flags, True), **more}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(made, folder / "model.safetensors")
+    return folder
+
+
+def mtp_tensors() -> dict[str, torch.Tensor]:
+    """Return random weights of a head that predicts several tokens, by the names of Qwen."""
+    inner, of_layer = TARGET["intermediate_size"], tensors()
+    del of_layer["layers.0.hidden_norm.weight"]
+    made = {n: t for n, t in of_layer.items() if n.startswith("layers.") or n == "norm.weight"}
+    for name in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up", "mlp.down"):
+        whole = f"layers.0.{name}_proj.weight"
+        rows, columns = (WIDTH, inner) if name == "mlp.down" else (inner, WIDTH)
+        made[whole] = made[whole][:rows, :columns].contiguous()
+    for name in ("embedding", "hidden"):
+        made[f"pre_fc_norm_{name}.weight"] = 1 + _random(WIDTH)
+    return made | {"fc.weight": _random(WIDTH, 2 * WIDTH)}
+
+
+_OF_DEEPSEEK = {
+    "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj",
+    "norm": "shared_head.norm",
+}  # fmt: skip
+
+
+def save_mtp(folder: Path, target: Path, form: str = "mtp") -> Path:
+    """Write the checkpoint of a target with such a head, as Qwen or (`nextn`) DeepSeek has it."""
+    shutil.copytree(target, folder)
+    own, config = mtp_tensors(), json.loads((folder / "config.json").read_text())
+    if form == "nextn":
+        named = {f"{theirs}.weight": f"{ours}.weight" for theirs, ours in _OF_DEEPSEEK.items()}
+        own = {named.get(n, n.removeprefix("layers.0.")): t for n, t in own.items()}
+    prefix = "mtp." if form == "mtp" else f"model.layers.{LAYERS}."
+    stored = load_file(folder / "model.safetensors") | {prefix + n: t for n, t in own.items()}
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    count = "mtp_num_hidden_layers" if form == "mtp" else "num_nextn_predict_layers"
+    (folder / "config.json").write_text(json.dumps(config | {count: 1}), encoding="utf-8")
     return folder
 
 

@@ -27,17 +27,14 @@ from shared import nightly_but
 from specrt.errors import CheckpointError, ExportError, SpecrtError
 from specrt_export.check.block_equivalence import check_block_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.heads.dflash_format import BlockHead
-from specrt_export.heads.dflash_module import load_block_head
-from specrt_export.heads.head_formats import read_head
+from specrt_export.heads.dflash_format import BlockHead, read_block_head
+from specrt_export.heads.head_formats import load_head
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHead:
-    head = read_head(Checkpoint.open(folder), Checkpoint.open(target), layers)
-    assert isinstance(head, BlockHead)
-    return head
+    return read_block_head(Checkpoint.open(folder), Checkpoint.open(target), layers)
 
 
 def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor:
@@ -74,7 +71,7 @@ def test_a_block_is_what_the_paper_says(tmp_path: Path, target: Path, form: str)
     """Module against a few lines of algebra; graph against module."""
     weights = random_weights(form != "dflash", rank=RANK if form == "markov" else 0)
     head = opened(save_block_head(tmp_path / "head", form, weights), target)
-    feature, model = load_block_head(head)
+    feature, model = load_head(head)
     rng = np.random.default_rng(0)
     context = rng.normal(size=(9, WIDTH)).astype(np.float32)
     found = run_block(model, 7, context)

@@ -17,9 +17,8 @@ from specrt_export.check.head_equivalence import check_head, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint, linked
 from specrt_export.checkpoint.safetensors_file import map_array
 from specrt_export.heads.eagle3_format import Head, read_head
-from specrt_export.heads.eagle3_module import load_head
 from specrt_export.heads.head_checkpoint import own_weights
-from specrt_export.heads.head_formats import is_head
+from specrt_export.heads.head_formats import is_head, load_head
 from specrt_export.portable.exporter import export_head
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
@@ -54,6 +53,13 @@ def written_out(
     normed = rms(hidden, w["layers.0.hidden_norm.weight"])
     residual = normed if "norm_before_residual" in flags else hidden
     x = torch.cat([rms(embeds, w["layers.0.input_layernorm.weight"]), normed], -1)
+    state = layer_written_out(w, residual, x)
+    last = rms(state, w["norm.weight"])
+    return last @ w["lm_head.weight"].T, last if "norm_output" in flags else state
+
+
+def layer_written_out(w: dict[str, Tensor], residual: Tensor, x: Tensor) -> Tensor:
+    """Compute a layer of Llama, whose attention reads x [S, read]; returns states [S, width]."""
     heads, kv, length = LAYER["num_attention_heads"], LAYER["num_key_value_heads"], len(x)
 
     def part(name: str, count: Any) -> Tensor:
@@ -68,9 +74,7 @@ def written_out(
     a = residual + a
     y = rms(a, w["layers.0.post_attention_layernorm.weight"])
     gate, up, down = (w[f"layers.0.mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))
-    state = a + (silu(y @ gate.T) * (y @ up.T)) @ down.T
-    last = rms(state, w["norm.weight"])
-    return last @ w["lm_head.weight"].T, last if "norm_output" in flags else state
+    return a + (silu(y @ gate.T) * (y @ up.T)) @ down.T
 
 
 FLAGS = [(), ("norm_before_residual", "norm_before_fc"), ("fc_norm", "norm_output")]

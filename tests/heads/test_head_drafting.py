@@ -17,9 +17,9 @@ import torch
 
 import specrt
 from heads.blocks import BLOCK, run_block, save_block_head
-from heads.conftest import RECIPE, VOCABULARY
+from heads.conftest import RECIPE, VOCABULARY, save_mtp
 from shared import nightly_but
-from specrt.bundle import BLOCK_HEAD
+from specrt.bundle import BLOCK_HEAD, Bundle
 from specrt.engine.backends import BACKENDS
 from specrt.engine.ort.block_engine import BLOCK as BLOCK_FACTS
 from specrt.engine.ort.block_engine import read_block
@@ -35,20 +35,19 @@ from specrt.speculation.round import Round
 from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.estimate.estimate import PAGE, estimate
 from specrt_export.heads.dflash_format import BlockHead
-from specrt_export.heads.dflash_module import load_block_head
-from specrt_export.heads.eagle3_format import Head
-from specrt_export.heads.eagle3_module import load_head
-from specrt_export.heads.head_formats import read_head
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.head_formats import HEAD_FORMATS, load_head
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 
 Draft = Callable[[Sequence[int], int], list[int]]
 
-FORMS = ["eagle3", "dspark", "speculators", "markov"]
-"""A head that feeds on itself; block heads: with a confidence head, one that scores some entries,
-one with a Markov head, too."""
-ALWAYS = FORMS[:2]
+FORMS = ["eagle3", "mtp", "dspark", "speculators", "markov"]
+"""Heads that feed on themselves, one of them in its target's checkpoint; block heads: with a
+confidence head, one that scores some entries, one with a Markov head, too."""
+ALWAYS = FORMS[:3]
 
 
 def forms(*some: str) -> pytest.MarkDecorator:
@@ -67,7 +66,11 @@ def bundle(form: str, target: Path, request: pytest.FixtureRequest) -> Path:
     if form == "eagle3":
         return Path(request.getfixturevalue("bundle"))
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp(form)
-    text = RECIPE.format(target=target, head=save_block_head(folder / "head", form))
+    if form == "mtp":
+        text = RECIPE.format(target=save_mtp(folder / "head", target), head="")
+        text = text.replace('[draft]\ncheckpoint = ""', "")  # it is found
+    else:
+        text = RECIPE.format(target=target, head=save_block_head(folder / "head", form))
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     build(read_recipe(folder / "recipe.toml"), folder / "bundle")
     return folder / "bundle"
@@ -80,16 +83,20 @@ def generator(bundle: Path) -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="module")
-def head(bundle: Path, target: Path) -> Head | BlockHead:
+def head(bundle: Path, target: Path) -> HeadCheckpoint:
     """The checkpoint that the bundle's head is from."""
-    return read_head(Checkpoint.open(bundle.parent / "head"), Checkpoint.open(target))
+    draft = Bundle.open(bundle).manifest.draft
+    assert draft is not None
+    checkpoint = Checkpoint.open(bundle.parent / "head")
+    return HEAD_FORMATS[draft.kind].read(checkpoint, Checkpoint.open(target), ())
 
 
+CHAIN = ["layers off by one", "next position", "recursion on the other side of the norm"]
 FAULTS = {
-    False: ["layers off by one", "next position", "recursion after the norm", "absolute d2t"],
-    True: ["layers off by one", "next position", "causal in the block"],
-}
-"""What may be wrong in a head; of a block head."""
+    "eagle3": [*CHAIN, "absolute d2t"], "mtp": [*CHAIN, "parts in the other order"],
+    "dflash": ["layers off by one", "next position", "causal in the block"],
+}  # fmt: skip
+"""What may be wrong in a head of each format."""
 
 
 class Torch:
@@ -99,14 +106,19 @@ class Torch:
         torch.set_num_threads(1)
         self._reference = Reference(Checkpoint.open(target))
         self._blocks, self._fault = isinstance(head, BlockHead), fault
-        self._feature, self._model = (load_block_head if self._blocks else load_head)(head)
-        self._inputs = (0, 1, 2) if fault == "layers off by one" else head.config.inputs
+        self._feature, self._model = load_head(head)
+        off = fault == "layers off by one"
+        self._inputs = tuple(i - off for i in head.config.inputs)
         self._entries = np.arange(VOCABULARY) if head.entries is None else head.entries
         if fault == "absolute d2t":
             self._entries = head.entries - np.arange(len(head.entries))
         if fault == "causal in the block":
             layers = (True,) * head.config.layers
             self._model.flags = replace(head.config, causal=layers)
+        if fault == "parts in the other order":
+            joined = self._model.fc.weight.data
+            joined.copy_(joined.roll(joined.shape[1] // 2, 1))
+        self._feeds_normed = (head.KIND == "mtp") != fault.startswith("recursion")
         self.confidences: list[float] = []
 
     def __call__(self, tokens: Sequence[int], gamma: int) -> list[int]:
@@ -124,11 +136,10 @@ class Torch:
     def _chain(self, text: Any, hidden: Any, gamma: int) -> list[int]:
         fed, drafted = text[:, 1:], list[int]()
         while len(drafted) < gamma:
-            logits, states, fed_back = run_head(self._model, fed, hidden)
+            logits, state, _ = run_head(self._model, fed, hidden)
             drafted.append(int(self._entries[logits[0, -1].argmax()]))
-            state: Any = fed_back
-            if self._fault == "recursion after the norm":
-                state = self._model.norm(torch.from_numpy(states)).detach().numpy()
+            if self._feeds_normed:
+                state = self._model.norm(torch.from_numpy(state)).detach().numpy()
             fed = np.append(fed, [drafted[-1:]], axis=1)
             hidden = np.concatenate([hidden, state[:, -1:]], axis=1)
         return drafted
@@ -213,12 +224,12 @@ def test_drafts_are_those_of_torch_after_any_rounds(
 
 
 def test_a_wrong_head_drafts_otherwise(generator: Generator, target: Path, head: Any) -> None:
-    for fault in FAULTS[isinstance(head, BlockHead)]:
+    for fault in FAULTS[head.KIND]:
         found = agreement(generator, Torch(target, head, fault), range(2), 5)
         assert sum(found) < len(found) / 2, fault
 
 
-@forms(*FORMS[1:])
+@forms(*FORMS[2:])
 def test_the_head_tells_how_sure_it_is(
     generator: Generator, target: Path, head: Any, form: str
 ) -> None:
@@ -286,7 +297,7 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
     assert chi < 2.5 * (table.shape[1] - 1)
 
 
-@forms(*FORMS[1:])
+@forms(*FORMS[2:])
 def test_rows_beside_each_other_are_scored_as_they_are_alone(generator: Generator) -> None:
     """Whatever another row has in the same pass, and between two of them."""
     models, (one, two) = generator.models, PROMPTS[:2]
@@ -347,6 +358,16 @@ def test_a_bundle_whose_parts_do_not_fit_is_refused(bundle: Path, tmp_path: Path
         (folder / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(BundleError, match=r"scores 40 entries|no rising ids|one width of both"):
             specrt.load(folder)
+
+
+@forms("mtp")
+def test_a_dry_run_tells_of_the_head_in_a_checkpoint(bundle: Path) -> None:
+    _, said = estimate(read_recipe(bundle.parent / "recipe.toml")).models
+    built = Bundle.open(bundle).manifest.draft
+    assert built is not None
+    assert said.parameters == built.parameters
+    assert said.engine_bytes == pytest.approx(built.weight_bytes, abs=2 * PAGE)  # of 18
+    assert said.kv_bytes == built.geometry.kv_bytes(2, 160, 4)
 
 
 class Session:

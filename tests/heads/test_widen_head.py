@@ -19,7 +19,7 @@ from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.eagle3_format import read_head
-from specrt_export.heads.eagle3_module import load_head
+from specrt_export.heads.head_formats import load_head
 from widen_head import main
 
 TOLERANCE = 1e-4

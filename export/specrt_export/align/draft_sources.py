@@ -22,7 +22,8 @@ from specrt_export.check.equivalence import Reference, no_progress_bar
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.scored_entries import NAME, SIZE, model_entries
 from specrt_export.heads.eagle3_format import Head, HeadConfig
-from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection, load_head
+from specrt_export.heads.eagle3_module import Eagle3Head, FeatureProjection
+from specrt_export.heads.head_formats import load_head
 from specrt_export.portable.trace import quiet
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json",

@@ -20,7 +20,8 @@ from specrt_export.heads.dflash_format import (
     BlockConfig,
     BlockHead,
 )
-from specrt_export.heads.dflash_module import BlockDraftHead, load_block_head
+from specrt_export.heads.dflash_module import BlockDraftHead
+from specrt_export.heads.head_formats import load_head
 from specrt_export.portable.graph import GraphRun
 
 Floats = NDArray[np.float32]
@@ -86,7 +87,7 @@ def check_block_head(head: BlockHead, graph: Any, weights: Any) -> float:
 
     Raises: ExportError above the tolerance.
     """
-    run, (_, model) = GraphRun(graph, weights), load_block_head(head)
+    run, (_, model) = GraphRun(graph, weights), load_head(head)
     rng, config = np.random.default_rng(3), head.config
     context = rng.normal(size=(2, LENGTH, config.width)).astype(np.float32)
     ids = np.arange(config.scored) if head.entries is None else head.entries

@@ -21,10 +21,8 @@ from specrt_export.check.equivalence import (
     reachable,
 )
 from specrt_export.compile.tensorrt_compiler import LoweredHead
-from specrt_export.heads.eagle3_format import Head
-from specrt_export.heads.eagle3_module import load_head, load_parts
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
-from specrt_export.heads.head_formats import HEAD_FORMATS
+from specrt_export.heads.head_formats import HEAD_FORMATS, load_head, load_parts
 from specrt_export.portable.graph import GraphRun, Tokens
 
 LENGTH, CUT, ROLLED_BACK = 24, 16, 5
@@ -73,7 +71,7 @@ def check_feature(head: HeadCheckpoint, reference: Reference, graph: Path, weigh
     return _held("feature", np.concatenate([first, rest], 1), expected, graph)
 
 
-def check_head(head: Head, graph: Path, weights: Path) -> float:
+def check_head(head: HeadCheckpoint, graph: Path, weights: Path) -> float:
     """Compare a head's graph with its module, over stale keys and after its own states.
 
     Raises: ExportError above the tolerance.

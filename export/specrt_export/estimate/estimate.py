@@ -45,7 +45,7 @@ from specrt_export.estimate.model_shape import (
 )
 from specrt_export.precision import BITS, SCALED, fitting_block
 from specrt_export.recipe.model_options import ModelOptions
-from specrt_export.recipe.recipe import Recipe, read_recipe, settle
+from specrt_export.recipe.recipe import Recipe, read_recipe, settle, with_own_head
 from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource
 
 SHAPES = "shape.json"
@@ -207,15 +207,19 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     Raises: CheckpointError, RecipeError.
     """
     there = {role: find_gguf(model) or _scheme(model) for role, model in recipe.models.items()}
+    if there["target"] is None:
+        config, where = find_config(recipe.models["target"])
+        target = Checkpoint(where.parent, text_config(config), _weights_at(where))
+        recipe = with_own_head(recipe, target)
     recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
     models = recipe.models
-    shapes = {role: _as_stored(*find_config(model)) for role, model in models.items()}
+    shapes = {role: _as_stored(*find_config(m), m.source.kind) for role, m in models.items()}
     sources = {role: _source_positions(models[role], shape) for role, shape in shapes.items()}
     places = {(source.checkpoint, source.revision) for source in recipe.sources.values()}
     found = []
     for role, model in models.items():
         encoder_of = _encoder_of(role, shapes, same=len(places) == 1)
-        found.append(_model(model, shapes[role], encoder_of, there[role], sources[role]))
+        found.append(_model(model, shapes[role], encoder_of, there.get(role), sources[role]))
     return RecipeEstimate(
         name=recipe.name,
         backend=recipe.engine.backend,
@@ -234,35 +238,44 @@ def _download(
     """Return about what is fetched before a build: what is stored of models that are not here."""
     missing = {
         (model.source.checkpoint, model.source.revision): shapes[role].parameters
-        for role, model in models.items()
+        for role, model in tuple(models.items())[::-1]  # the target counts its own head
         if not weights_are_here(model)
     }
     return _STORED_BYTES * sum(missing.values())
 
 
-def shape_of(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoderShape:
-    """Return the sizes of a model, read off its config.
+def shape_of(
+    config: dict[str, Any], where: Path, head: str = ""
+) -> ModelShape | EncoderDecoderShape:
+    """Return the sizes of a model, read off its config, or of the `head` next to it.
 
     Raises: CheckpointError.
     """
     if config.get("model_type") in FAMILIES:
         return EncoderDecoderShape.from_config(config, where)
-    return ModelShape.from_config(config, where, others=tuple(FAMILIES))
+    return ModelShape.from_config(config, where, others=tuple(FAMILIES), head=head)
 
 
-def _as_stored(config: dict[str, Any], where: Path) -> ModelShape | EncoderDecoderShape:
+def _as_stored(
+    config: dict[str, Any], where: Path, head: str = ""
+) -> ModelShape | EncoderDecoderShape:
     """Return the sizes of a model; a head of its own counts whatever its config says.
 
     Raises: CheckpointError.
     """
-    shape, weights = shape_of(config, where), dict[str, WeightBytes]()
-    if shape.tied and where.name == "config.json":
-        with suppress(CheckpointError):  # not here, or not whole: the build tells
-            weights = dict(Checkpoint.open(where.parent).weights)
-    head = weights.pop("lm_head.weight", None)
-    tables = [one for one in weights.values() if head is not None and one.shape == head.shape]
-    is_own = head is not None and tables and not any(same_floats(head, one) for one in tables)
+    shape = shape_of(config, where, head)
+    weights = dict(_weights_at(where)) if shape.tied else {}
+    last = weights.pop("lm_head.weight", None)
+    tables = [one for one in weights.values() if last is not None and one.shape == last.shape]
+    is_own = last is not None and tables and not any(same_floats(last, one) for one in tables)
     return replace(shape, tied=False) if is_own else shape
+
+
+def _weights_at(where: Path) -> Mapping[str, WeightBytes]:
+    """Return the weights next to a config.json, none where they are not here or not whole."""
+    with suppress(CheckpointError):  # the build tells
+        return Checkpoint.open(where.parent).weights if where.name == "config.json" else {}
+    return {}
 
 
 def _source_positions(model: ModelOptions, shape: ModelShape | EncoderDecoderShape) -> int:

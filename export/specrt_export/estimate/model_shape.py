@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specrt.bundle import CHAIN_HEAD, HEADS
 from specrt.errors import CheckpointError, did_you_mean
 from specrt.geometry import ATTENTION, CONV, SHARED, Geometry, LayerMemory
 from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
+from specrt_export.heads import eagle3_format, mtp_format
 
 DECODER = "engine"
 """What the engine of a decoder is called: its file, and its figures in JSON."""
@@ -332,15 +332,23 @@ class ModelShape:
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], where: Path, *, others: tuple[str, ...] = ()
+        cls,
+        config: dict[str, Any],
+        where: Path,
+        *,
+        others: tuple[str, ...] = (),
+        head: str = "",
     ) -> ModelShape:
-        """Read the sizes off a config.json, or off its text part.
+        """Read the sizes off a config.json, or off its text part; `head` is one next to its model.
 
         Raises: CheckpointError naming the key that is not known, or the model type and those that
             are, and `others` that are read elsewhere.
         """
         config = {**config, **config["text_config"]} if "text_config" in config else config
-        if named_head(config):
+        head = head or named_head(config) or ""
+        if head == mtp_format.KIND:
+            config = {**config, "num_hidden_layers": 1, "layer_types": [FULL]}
+        elif head:
             config = {**config, **config.get("transformer_layer_config", {})}
         kind = config.get("model_type")
         known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
@@ -355,7 +363,7 @@ class ModelShape:
                 f"{where}: its layers are mixtures of experts, whose sizes are not known; expected "
                 "a dense model"
             )
-        sizes, head = _Sizes(config, where, known), named_head(config) or ""
+        sizes = _Sizes(config, where, known)
         # With two sets of angles only that of short texts is built.
         trained = sizes.number("max_position_embeddings", 2048)
         positions = sizes.number("original_max_position_embeddings", trained)
@@ -379,7 +387,11 @@ class ModelShape:
         """Return the weights of the model, a tied table once."""
         matrices = [one for one in self.weights if isinstance(one, Matrix)]
         scored = next(one.rows for one in matrices if one.role == "head")
-        own = not self.tied or self.head != "" or scored != self.geometry.vocab_size
+        own = (
+            not self.tied
+            or self.head not in ("", mtp_format.KIND)
+            or scored != self.geometry.vocab_size
+        )
         kept = [one for one in matrices if own or one.role != "head"]
         return sum(one.rows * one.columns for one in kept) + sum(self.vectors())
 
@@ -399,8 +411,11 @@ def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
     hidden, vocab = sizes.hidden, geometry.vocab_size
     for layer in range(geometry.layers):
         # The feature next to each token, where a head reads pairs.
-        is_pair = HEADS.get(head) == CHAIN_HEAD and not layer
+        is_pair = head == eagle3_format.KIND and not layer
         yield from _layer(sizes, geometry, layer, hidden * is_pair)
+    if head == mtp_format.KIND:
+        yield Matrix("layers", hidden, 2 * hidden)
+        yield from (hidden, hidden)
     yield hidden
     if extra := sizes.maybe("hidden_size_per_layer_input"):
         yield Matrix("layers", geometry.layers * extra, hidden)

@@ -17,8 +17,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from specrt_export.heads.dflash_format import BlockConfig, BlockHead
-from specrt_export.heads.eagle3_module import layer_config, load_parts
+from specrt_export.heads.dflash_format import BlockConfig
+from specrt_export.heads.eagle3_module import layer_config
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Attends in a layer: takes its number, queries [B, H, S, D] of the block, and the new keys and
@@ -178,10 +178,3 @@ class BlockDraftHead(torch.nn.Module):
             state = layer(state, context, cos, sin, attend)
         normed: Tensor = self.norm(state)
         return normed
-
-
-def load_block_head(head: BlockHead) -> tuple[ContextProjection, BlockDraftHead]:
-    """Return the two parts of a head with the weights of its checkpoint, in fp32."""
-    feature, model = ContextProjection(head.config), BlockDraftHead(head.config)
-    load_parts(head, feature, model)
-    return feature.eval(), model.eval()

@@ -8,13 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specrt_export.checkpoint.safetensors_file import map_array
-from specrt_export.heads.eagle3_format import Head, HeadConfig
-from specrt_export.heads.head_checkpoint import HeadCheckpoint, HeadSizes
+from specrt_export.heads.eagle3_format import HeadConfig
+from specrt_export.heads.head_checkpoint import HeadSizes
 
 
 class FeatureProjection(torch.nn.Module):
@@ -103,22 +101,6 @@ class Eagle3Head(torch.nn.Module):
         """Return the scores [..., scored] that follow a state."""
         scores: Tensor = self.lm_head(self.norm(state))
         return scores
-
-
-def load_head(head: Head) -> tuple[FeatureProjection, Eagle3Head]:
-    """Return the two parts of a head with the weights of its checkpoint, in fp32."""
-    feature, model = FeatureProjection(head.config), Eagle3Head(head.config)
-    load_parts(head, feature, model)
-    return feature.eval(), model.eval()
-
-
-def load_parts(head: HeadCheckpoint, *parts: torch.nn.Module) -> None:
-    """Give the parts of a head the weights of its checkpoint, in fp32."""
-    with torch.no_grad():
-        for part in parts:
-            for name, parameter in part.named_parameters():
-                stored = map_array(head.weights[name]).astype(np.float32)
-                parameter.copy_(torch.from_numpy(stored))
 
 
 class _Parts:

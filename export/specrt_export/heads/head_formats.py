@@ -6,8 +6,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specrt_export.checkpoint.checkpoint import Checkpoint, named_head
-from specrt_export.heads import dflash_format, eagle3_format
+from specrt_export.checkpoint.safetensors_file import map_array
+from specrt_export.heads import dflash_format, eagle3_format, mtp_format
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 
 
@@ -17,9 +20,12 @@ class HeadFormat(NamedTuple):
     read: Callable[[Checkpoint, Checkpoint, tuple[int, ...]], HeadCheckpoint]
     """Reads a head for a target; the layers given replace those that it names."""
     weights: frozenset[str]
-    """Names of weights that no model has, by which a head is known whose class says nothing."""
+    """Names of weights that no model has, by which a head is known whose class says nothing; empty
+    where it lies next to a model's."""
     feature: str
     """Takes the config; the torch module that the target's graph has for a head."""
+    module: str
+    """Takes the config; the torch module of the head itself."""
     trace: str
     """Takes a head and a number of positions; returns its graph, as `Traced`."""
     check_graph: str
@@ -35,22 +41,36 @@ class HeadFormat(NamedTuple):
 
 _HEADS, _PORTABLE, _CHECK = (f"specrt_export.{room}" for room in ("heads", "portable", "check"))
 
+_CHAIN = (
+    f"{_PORTABLE}.head_trace:trace_chain_head",
+    f"{_CHECK}.head_equivalence:check_head",
+    f"{_CHECK}.head_equivalence:check_head_engine",
+)
+"""Of heads that read a token and a feature of the target, or a state of their own."""
+
 HEAD_FORMATS = {
     eagle3_format.KIND: HeadFormat(
         eagle3_format.read_head,
         frozenset({"fc.weight", "midlayer.hidden_norm.weight"}),
         f"{_HEADS}.eagle3_module:FeatureProjection",
-        f"{_PORTABLE}.head_trace:trace_eagle3_head",
-        f"{_CHECK}.head_equivalence:check_head",
-        f"{_CHECK}.head_equivalence:check_head_engine",
+        f"{_HEADS}.eagle3_module:Eagle3Head",
+        *_CHAIN,
     ),
     dflash_format.KIND: HeadFormat(
         dflash_format.read_block_head,
         frozenset({"fc.weight", "hidden_norm.weight"}),
         f"{_HEADS}.dflash_module:ContextProjection",
+        f"{_HEADS}.dflash_module:BlockDraftHead",
         f"{_PORTABLE}.head_trace:trace_block_head",
         f"{_CHECK}.block_equivalence:check_block_head",
         f"{_CHECK}.block_equivalence:check_block_engine",
+    ),
+    mtp_format.KIND: HeadFormat(
+        mtp_format.read_mtp_head,
+        frozenset(),
+        f"{_HEADS}.mtp_module:LastState",
+        f"{_HEADS}.mtp_module:MtpModule",
+        *_CHAIN,
     ),
 }
 
@@ -58,7 +78,8 @@ HEAD_FORMATS = {
 def head_format(checkpoint: Checkpoint) -> str | None:
     """Name the format of a head, by its config.json or its weights; None for a model."""
     names = set(checkpoint.weights)
-    by_weights = (kind for kind, form in HEAD_FORMATS.items() if form.weights <= names)
+    known = ((kind, form.weights) for kind, form in HEAD_FORMATS.items() if form.weights)
+    by_weights = (kind for kind, weights in known if weights <= names)
     return named_head(checkpoint.config) or next(by_weights, None)
 
 
@@ -67,13 +88,20 @@ def is_head(checkpoint: Checkpoint) -> bool:
     return head_format(checkpoint) is not None
 
 
-def read_head(
-    checkpoint: Checkpoint, target: Checkpoint, layers: tuple[int, ...] = ()
-) -> HeadCheckpoint:
-    """Read a head of any format, for a target; see `HeadFormat.read`.
+def load_head(head: HeadCheckpoint) -> tuple[Any, Any]:
+    """Return what the target's graph has for a head, and the head, with its weights in fp32."""
+    form = HEAD_FORMATS[head.KIND]
+    feature, model = (form.part(name)(head.config).eval() for name in ("feature", "module"))
+    load_parts(head, feature, model)
+    return feature, model
 
-    Raises: CheckpointError for what is missing, unknown, or does not fit the target.
-    """
-    form = head_format(checkpoint)
-    assert form is not None, "a model is not a head"
-    return HEAD_FORMATS[form].read(checkpoint, target, layers)
+
+def load_parts(head: HeadCheckpoint, *parts: Any) -> None:
+    """Give torch modules of a head the weights of its checkpoint, in fp32."""
+    import torch
+
+    with torch.no_grad():
+        for part in parts:
+            for name, parameter in part.named_parameters():
+                stored = map_array(head.weights[name]).astype(np.float32)
+                parameter.copy_(torch.from_numpy(stored))

@@ -30,7 +30,7 @@ from specrt_export.plan.model_plan import (
     find_head,
 )
 from specrt_export.plan.speech_pairs import feature_extractor, read_speech_pairs
-from specrt_export.recipe.recipe import Recipe, settle
+from specrt_export.recipe.recipe import Recipe, settle, with_own_head
 from specrt_export.recipe.recipe_tables import EngineOptions, QualityOptions
 
 
@@ -140,11 +140,15 @@ def resolve(recipe: Recipe, out: Path) -> BuildPlan:
     Raises: CheckpointError, BuildError, RecipeError naming recipe and key.
     """
     found = {role: find_checkpoint(options) for role, options in recipe.models.items()}
+    recipe = with_own_head(recipe, found["target"][0])
+    found |= dict.fromkeys(recipe.sources.keys() - found.keys(), found["target"])
     checkpoints = {role: checkpoint for role, (checkpoint, _) in found.items()}
     there = {role: checkpoint.source for role, checkpoint in checkpoints.items()}
     recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
     models = recipe.models
     head = find_head(models, checkpoints)
+    if head is not None:
+        found["draft"] = head.checkpoint, found["draft"][1]
     plans = []
     for role, (checkpoint, hub) in found.items():
         options, kind, entries = models[role], "", None

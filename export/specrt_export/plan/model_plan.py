@@ -22,7 +22,7 @@ from specrt_export.checkpoint.scored_entries import SIZE, model_entries
 from specrt_export.checkpoint.task import TEXT_GENERATION, ModelTask, task_of
 from specrt_export.compile.compiler import Compiler, open_compiler
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
-from specrt_export.heads.head_formats import head_format, is_head, read_head
+from specrt_export.heads.head_formats import HEAD_FORMATS, head_format, is_head
 from specrt_export.portable.graph import TASK, facts_of, parts_beside
 from specrt_export.recipe.model_options import ModelOptions
 
@@ -120,7 +120,7 @@ def find_head(
         return None
     draft, target, checkpoint = options["draft"], options["target"], checkpoints["draft"]
     layers, recipe = draft.source.layers, draft.recipe
-    kind = head_format(checkpoint)
+    kind = draft.source.kind or head_format(checkpoint)
     if kind is None:
         if layers:
             raise BuildError(
@@ -129,7 +129,7 @@ def find_head(
             )
         return None
     _check_head(kind, target, draft)
-    head = read_head(checkpoint, checkpoints["target"], layers)
+    head = HEAD_FORMATS[kind].read(checkpoint, checkpoints["target"], layers)
     if draft.engine.max_length < head.config.least_length:
         raise BuildError(
             f"{recipe}: engine.max_length is {draft.engine.max_length}, and the head in [draft] "

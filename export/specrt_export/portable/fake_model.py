@@ -46,14 +46,18 @@ def build(
     with faked(mode):
         # Eager, because some models refuse to be built for a function they do not know.
         model = factory.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    buffers = take_buffers(model, mode)
+    return traceable(model), take_buffers(model, mode)
+
+
+def traceable(model: Any) -> Any:
+    """Return a model that computes what it does in operators that trace."""
     for module in model.modules():
         # The angles of short texts, which hold as far as `trained_positions` reaches.
         if getattr(module, "rope_type", None) == LONG_ROPE:
             module.rope_type = "default"
         if hasattr(module, "expand_kv"):
             module.expand_kv = MethodType(_expanded, module)
-    return model.eval(), buffers
+    return model.eval()
 
 
 def _expanded(attention: Any, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

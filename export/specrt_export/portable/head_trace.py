@@ -22,11 +22,12 @@ from specrt_export.heads.dflash_format import (
     block_facts,
 )
 from specrt_export.heads.dflash_module import BlockDraftHead
-from specrt_export.heads.eagle3_format import HIDDEN, Head
-from specrt_export.heads.eagle3_module import Eagle3Head
+from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
-from specrt_export.portable.fake_model import faked, take_buffers
-from specrt_export.portable.hook import OPSET, Buffers, Hook, installed, visible
+from specrt_export.heads.head_formats import HEAD_FORMATS
+from specrt_export.portable.fake_model import faked, take_buffers, traceable
+from specrt_export.portable.graph import TIED
+from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed, visible
 from specrt_export.portable.trace import (
     BATCH,
     WIDTH,
@@ -45,12 +46,12 @@ PREVIOUS_WIDTH = 11
 """Of the example context, and of the tokens before others; unlike all other sizes."""
 
 
-def trace_eagle3_head(head: Head, positions: int) -> Traced:
+def trace_chain_head(head: HeadCheckpoint, positions: int) -> Traced:
     """Trace a head, for texts of up to so many positions.
 
     Raises: ExportError if it does not trace.
     """
-    return traced(head.checkpoint.folder, lambda: _trace_eagle3(head, positions))
+    return traced(head.checkpoint.folder, lambda: _trace_chain(head, positions))
 
 
 def trace_block_head(head: BlockHead, positions: int) -> Traced:
@@ -61,21 +62,42 @@ def trace_block_head(head: BlockHead, positions: int) -> Traced:
     return traced(head.checkpoint.folder, lambda: _trace_block(head, positions))
 
 
-def _trace_eagle3(head: Head, positions: int) -> Traced:
+def _trace_chain(head: HeadCheckpoint, positions: int) -> Traced:
     mode, hook = FakeTensorMode(), Hook()
     with quiet(), installed(hook) as name:
         with faked(mode):
-            model: Any = Eagle3Head(head.config)
+            model: Any = traceable(HEAD_FORMATS[head.KIND].part("module")(head.config))
         buffers = _buffers(model, head, mode)
         model.config._attn_implementation = name
-        geometry = _geometry(model, head, positions, (0,) * head.config.layers)
         with mode:
+            geometry = _measured(model, hook, head, positions)
             module = DraftHead(model, hook, head.entries is not None).eval()
             hidden = torch.zeros(BATCH, WIDTH, head.config.width)
             graph = export_module(module, geometry, [(hidden, "S")])
     fill(graph, {n: n for n, _ in model.named_parameters()}, buffers)
     names = contract(geometry, reads=(HIDDEN,), makes=("state",))
-    return Traced(graph, geometry, head.KIND, *names)
+    facts = {TIED: json.dumps(dict.fromkeys(_TABLES, _TABLES))}
+    return Traced(graph, geometry, head.KIND, *names, facts)
+
+
+_TABLES = ("embed_tokens.weight", "lm_head.weight")
+"""Of a head they are one where both are the same table of its target."""
+
+
+def _measured(model: Any, hook: Hook, head: HeadCheckpoint, positions: int) -> Geometry:
+    """Run a head once and read off what its layers remember."""
+    probe, order = Probe(head.config.layers, WIDTH), torch.arange(WIDTH).unsqueeze(0)
+    hook.begin(order)
+    pair = torch.zeros(1, WIDTH, head.config.width)
+    model(pair, pair, order, _causal(hook, WIDTH), probe)
+    memories = probe.memories(hook, head.config.layers, head.KIND)
+    return Geometry(hook.heads, head.config.vocabulary, positions, memories)
+
+
+def _causal(hook: Hook, length: Any) -> Tensor | None:
+    from transformers.masking_utils import causal_mask_function
+
+    return hook.mask(length, cast(Any, causal_mask_function))
 
 
 def _trace_block(head: BlockHead, positions: int) -> Traced:
@@ -148,12 +170,10 @@ class DraftHead(torch.nn.Module):
         ids (-1 for a row with a NaN), the states [B, R, H] that the next token is
         paired with, and the buffers as written.
         """
-        from transformers.masking_utils import causal_mask_function
-
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
         cache = Buffers(buffers, start)
-        self.hook.begin(positions)
-        mask = self.hook.mask(cache.length, cast(Any, causal_mask_function))
+        self.hook.begin(positions, cache=cache)
+        mask = _causal(self.hook, cache.length)
         embeds = self.model.embed_tokens(input_ids)
         states = self.model(embeds, hidden, positions, mask, cache).index_select(1, rows)
         logits = self.model.logits(states)

@@ -178,7 +178,8 @@ def measure(model: Any, hook: Hook) -> Geometry:
 class Decoder(torch.nn.Module):
     """The graph contract as a module: tokens, start, rows and KV buffers in, logits out.
 
-    With a `feature` it also returns what that makes of the states that enter the layers `inputs`.
+    With a `feature` it also returns what that makes of the states that enter the layers `inputs`;
+    the number after the last layer's is for what leaves the last norm.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ def _entering(model: Any, inputs: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         return
     count = model.config.num_hidden_layers
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    if not lists:
+    if not lists and inputs != (count,):
         raise ExportError(
             f"{type(model).__name__} has no list of {count} layers for a head to read"
         )
@@ -279,9 +280,14 @@ def _entering(model: Any, inputs: Sequence[int]) -> Iterator[dict[int, Tensor]]:
 
         return kept
 
+    def keep_last(_: Any, __: Any, made: Any) -> None:
+        states[count] = made[0]
+
     handles = [
-        lists[0][i].register_forward_pre_hook(keep(i), with_kwargs=True) for i in set(inputs)
+        lists[0][i].register_forward_pre_hook(keep(i), with_kwargs=True)
+        for i in {*inputs} - {count}
     ]
+    handles.append(model.base_model.register_forward_hook(keep_last))
     try:
         yield states
     finally:

@@ -13,7 +13,7 @@ from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.hub_cache import is_hub_name
 from specrt_export.precision import SCALED, STORED
 from specrt_export.recipe.recipe import Recipe, parse_text, recipe_of
-from specrt_export.recipe.recipe_tables import EngineOptions
+from specrt_export.recipe.recipe_tables import DRAFTS, EngineOptions
 
 UNWRITTEN = Path("command line")
 """What errors name in place of a recipe's file; the checkpoints lie next to it, as they were named.
@@ -27,7 +27,8 @@ class CheckpointPair:
     target: str
     """A folder, a GGUF file, or a hub name."""
     draft: str = ""
-    """The same; without one drafts come from lookup in the text so far."""
+    """The same, or one of `DRAFTS`; without one a head in the target's checkpoint drafts, or lookup
+    in the text so far."""
     precision: str = ""
     """Of the checkpoints that hold floats; a quantized one is kept as it is."""
     backend: str = ""
@@ -57,7 +58,8 @@ class CheckpointPair:
         return recipe_of(parse_text(text, place), place), text
 
     def _lines(self, place: Path) -> list[str]:
-        sources = {"target": self.target, **({"draft": self.draft} if self.draft else {})}
+        kind = self.draft if self.draft in DRAFTS and not Path(self.draft).exists() else ""
+        sources = {"target": self.target, **({"draft": self.draft} if self.draft != kind else {})}
         looked = {role: _look(role, name, self.weight_only) for role, name in sources.items()}
         if self.weight_only and all(one.scheme is None for one in looked.values()):
             raise RecipeError(
@@ -74,6 +76,7 @@ class CheckpointPair:
             if self.weight_only and looked[role].scheme is not None:
                 lines.append("weight_only = true")
             lines.append("")
+        lines += ["[draft]", f"kind = {_quoted(kind)}", ""] if kind else []
         length = self.max_length or min(map(_positions, looked.values()))
         engine = [
             f"{key} = {value}"

@@ -11,7 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from specrt.bundle import CHAIN_HEAD
 from specrt.doctor import best_backend
+from specrt.engine.backends import BACKENDS
 from specrt.engine.tensorrt.library import LAST_MAJOR, NATIVE_FROM, OLDEST, parse_version
 from specrt.errors import CheckpointError, RecipeError, first_line
 from specrt.held_file import read_file
@@ -21,6 +23,8 @@ from specrt.speculation.drafters import available_drafters
 from specrt_export.checkpoint.checkpoint import Checkpoint, QuantizedSource
 from specrt_export.checkpoint.gguf.reader import SUFFIX, GgufFile
 from specrt_export.checkpoint.hub_cache import is_hub_name
+from specrt_export.heads.mtp_format import KIND as MTP
+from specrt_export.heads.mtp_format import carries_head
 from specrt_export.precision import (
     AUTO_BITS,
     BLOCKS,
@@ -32,6 +36,7 @@ from specrt_export.precision import (
 from specrt_export.recipe.compiler_spec import COMPILERS
 from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe_tables import (
+    NONE,
     EngineOptions,
     ModelSource,
     QualityOptions,
@@ -57,6 +62,8 @@ class Recipe:
     name: str
     target: ModelSource
     draft: ModelSource | None
+    seeks_head: bool
+    """Whether a head in the target's own checkpoint drafts: nothing else is named."""
     engine: EngineOptions
     quality: QualityOptions
     tensorrt: TensorRtOptions
@@ -102,7 +109,8 @@ def recipe_of(data: dict[str, Any], path: Path, *, backend: str | None = None) -
         path=path,
         name=default if tables.name is None else tables.name,
         target=tables.target,
-        draft=tables.draft,
+        draft=_draft_of(tables, path),
+        seeks_head=tables.draft is None,
         engine=tables.engine,
         quality=tables.quality,
         tensorrt=tables.tensorrt,
@@ -116,6 +124,24 @@ def recipe_of(data: dict[str, Any], path: Path, *, backend: str | None = None) -
         if wrong:
             raise RecipeError(f"{path}: {message}")
     return recipe
+
+
+def _draft_of(tables: RecipeTables, path: Path) -> ModelSource | None:
+    """Return what [draft] names: of the head in a checkpoint, the target's where it names none.
+
+    Raises: RecipeError where it names a checkpoint and no draft.
+    """
+    draft, own = tables.draft, tables.target
+    if draft is None or (draft.kind == NONE and not draft.checkpoint):
+        return None
+    if draft.kind == NONE:
+        raise RecipeError(
+            f"{path}: draft.kind is {NONE!r}, and draft.checkpoint {draft.checkpoint!r}; remove "
+            "one of both"
+        )
+    if draft.kind != MTP or draft.checkpoint:
+        return draft
+    return replace(draft, checkpoint=own.checkpoint, revision=draft.revision or own.revision)
 
 
 def _for_backend(recipe: Recipe, backend: str) -> Recipe:
@@ -140,6 +166,25 @@ def _best_here(recipe: Recipe) -> str:
     spec = COMPILERS[best]
     fits = names <= set(spec.precisions) and recipe.engine.batch <= spec.most_rows
     return best if fits else next(iter(COMPILERS))
+
+
+def with_own_head(recipe: Recipe, target: Checkpoint) -> Recipe:
+    """Return a recipe that names no draft with the head that its target's checkpoint carries.
+
+    Without one that the target's backend runs it is the same recipe.
+    """
+    own = recipe.models["target"]
+    runs = CHAIN_HEAD in BACKENDS[own.backend].runs
+    if not (recipe.seeks_head and runs) or own.source.graph or target.source is not None:
+        return recipe
+    if not carries_head(target):
+        return recipe
+    source = own.source
+    draft = ModelSource(
+        source.checkpoint, source.revision, kind=MTP, embedding=source.embedding, head=source.head,
+        precision=source.precision or ("int8" if source.bits else ""), backend=source.backend,
+    )  # fmt: skip
+    return replace(recipe, draft=draft, seeks_head=False)
 
 
 def settle(recipe: Recipe, sources: Mapping[str, QuantizedSource]) -> Recipe:
@@ -264,6 +309,10 @@ def _checkpoints(recipe: Recipe) -> Problems:
             "the recipe, or a hub name as 'owner/model'",
         )
 
+    yield (
+        recipe.target.kind != "",
+        f"target.kind is {recipe.target.kind!r}; it is a draft's, in [draft]",
+    )
     yield (
         bool(recipe.target.layers),
         "target.layers is set; it is a head's, in [draft]: the layers of the target that it reads",

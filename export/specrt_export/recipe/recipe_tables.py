@@ -8,15 +8,21 @@ from typing import Annotated
 from specrt.errors import BuildError
 from specrt.params import AUTO, Gamma
 from specrt.records import Interval, Words
+from specrt_export.heads.mtp_format import KIND as MTP
 from specrt_export.precision import AUTO_BITS
 from specrt_export.recipe.compiler_spec import COMPILERS
+
+NONE = "none"
+"""As the kind of draft: nothing but lookup drafts."""
+DRAFTS = (MTP, NONE)
+"""Kinds of drafts that need no checkpoint of their own."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """Where one model of the pair comes from."""
 
-    checkpoint: str
+    checkpoint: str = ""
     """A folder or a GGUF file next to the recipe, or a hub name."""
     revision: str = ""
     """Branch, tag or commit of a hub name."""
@@ -47,6 +53,9 @@ class ModelSource:
     layers: tuple[int, ...] = ()
     """Of a head: the layers of the target whose inputs it reads, in place of those that its
     checkpoint names."""
+    kind: Annotated[str, Words(DRAFTS, "leave it out, and name a `checkpoint`")] = ""
+    """Of a draft: `mtp` for the head that predicts several tokens in a checkpoint, the target's
+    where none is named, `none` for none, not even that head."""
     backend: str = ""
     """What runs this model; `engine.backend` when empty."""
 

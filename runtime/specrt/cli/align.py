@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ def command(
 
         _check_place(out, RECORD)
         named = read_recipe(recipe)
-        plan = resolve(named, BUILD_ROOT / named.name)
+        plan = resolve(replace(named, seeks_head=False), BUILD_ROOT / named.name)
         costs, whose = _costs(plan, bundle)
         training = TrainingOptions(loss, minutes, steps or 0, learning_rate, seed=seed)
         options = AlignmentOptions(kind, depth or 0, read, kept,

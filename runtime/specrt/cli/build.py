@@ -49,7 +49,12 @@ _TUNING_S = 600
     help="Build without a recipe: a folder, a GGUF file, org/name of the hub, or org/name:Q8_0 for "
     "one GGUF file there.",
 )
-@click.option("--draft", metavar="CHECKPOINT", help="With --target: what drafts for it.")
+@click.option(
+    "--draft",
+    metavar="CHECKPOINT",
+    help="With --target: what drafts for it; mtp: the head in its own checkpoint, which is also "
+    "found; none: lookup alone.",
+)
 @click.option(
     "--precision",
     help="With --target: what weights are stored as where checkpoints hold floats: fp32, fp16, "

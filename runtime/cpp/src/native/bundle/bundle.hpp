@@ -24,7 +24,7 @@ struct ModelRecord {
   Geometry geometry;
   std::uint64_t weight_bytes = 0;
   int kv_item_bytes = 4;
-  std::string kind;       // "eagle3" or "dflash" for a head that reads features; else empty
+  std::string kind;       // "eagle3", "dflash" or "mtp" for a head that reads features; else empty
   int features = 0;       // width of the features that a target leaves at each position
   std::string vocab_map;  // the file with the target's id of each entry that a draft scores, or ""
 };

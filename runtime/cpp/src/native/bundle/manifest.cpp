@@ -17,7 +17,7 @@ namespace specrt::native {
 namespace {
 
 constexpr int kMostRows = 64;
-constexpr std::array<std::string_view, 3> kKinds = {"", "eagle3", "dflash"};
+constexpr std::array<std::string_view, 4> kKinds = {"", "eagle3", "dflash", "mtp"};
 
 bool inside(const std::string& name) {
   if (name.empty() || name[0] == '/') return false;
