@@ -45,9 +45,11 @@ TASKS = {
 }
 """What a bundle is for, in the names of transformers' pipelines, and the kind of its target."""
 
-CHAIN_HEAD, BLOCK_HEAD = "chain head", "block head"
+CHAIN_HEAD, BLOCK_HEAD, KV_HEAD = "chain head", "block head", "kv head"
 
-HEADS = {"eagle3": CHAIN_HEAD, "dflash": BLOCK_HEAD, "mtp": CHAIN_HEAD}
+HEADS = {
+    "eagle3": CHAIN_HEAD, "dflash": BLOCK_HEAD, "mtp": CHAIN_HEAD, "gemma4_assistant": KV_HEAD,
+}  # fmt: skip
 """The formats of heads, which draft from the features that their target leaves, and their kinds."""
 
 KINDS = {
@@ -55,6 +57,7 @@ KINDS = {
     "trimmed": "a draft that scores some entries of the vocabulary only",
     CHAIN_HEAD: "a head that drafts a chain of tokens",
     BLOCK_HEAD: "a head that drafts blocks of tokens",
+    KV_HEAD: "a head that attends to its target's keys and values",
     "text2text": "an encoder-decoder of text",
     "speech": "an encoder-decoder of speech",
 }

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from specrt.records import Count, Interval, read
 
-ATTENTION, SHARED, CONV = KINDS = "attention", "shared", "conv"
-"""What layers remember by: keys and values; another layer's; past inputs of a convolution."""
+ATTENTION, SHARED, CONV, LENT = KINDS = "attention", "shared", "conv", "lent"
+"""What layers remember by: keys and values; another layer's; past inputs of a convolution; in a
+head, keys and values of a layer of its target."""
 
 
 def is_ring(name: str) -> bool:
@@ -69,11 +70,12 @@ class LayerMemory:
     """Of attention: how many of the latest keys a query sees, its own included; 0 for all. Of a
     convolution: its taps."""
     owner: Size = 0
-    """Of a shared layer: the earlier one whose keys and values it reads."""
+    """Of a shared layer: the earlier one whose keys and values it reads; of lent ones, the
+    target's."""
 
     @property
-    def buffers(self) -> dict[str, Buffer]:
-        """The tensors that it keeps, by the first part of their names."""
+    def inputs(self) -> dict[str, Buffer]:
+        """The tensors that it reads and no earlier layer does, by the first part of their names."""
         if self.kind == CONV:
             return {CONV: Buffer(1, self.key_width, self.window)}
         if self.kind == SHARED:
@@ -82,6 +84,14 @@ class LayerMemory:
             "key": Buffer(self.kv_heads, self.key_width, self.window),
             "value": Buffer(self.kv_heads, self.value_width, self.window),
         }
+
+    @property
+    def seen(self) -> int:
+        """How many of the latest keys a query sees; 0 for all.
+
+        One that has no key of its own sees as many before the last one as `window` says.
+        """
+        return self.window + (self.kind == LENT) if self.window else 0
 
 
 @dataclass(frozen=True)
@@ -112,12 +122,27 @@ class Geometry:
         return len(self.memories)
 
     @cached_property
-    def buffers(self) -> dict[str, Buffer]:
-        """The tensors of all memories in the order of the graph contract, by names as `key.0`."""
+    def inputs(self) -> dict[str, Buffer]:
+        """The tensors that passes read, in the order of the graph contract, by names as `key.0`."""
         return {
             f"{kind}.{layer}": buffer
             for layer, memory in enumerate(self.memories)
-            for kind, buffer in memory.buffers.items()
+            for kind, buffer in memory.inputs.items()
+        }
+
+    @cached_property
+    def buffers(self) -> dict[str, Buffer]:
+        """The inputs that passes write, too: its own."""
+        return {name: one for name, one in self.inputs.items() if name not in self.lent}
+
+    @cached_property
+    def lent(self) -> dict[str, str]:
+        """The inputs that are a target's, which passes only read, and their names there."""
+        return {
+            f"{kind}.{layer}": f"{kind}.{memory.owner}"
+            for layer, memory in enumerate(self.memories)
+            if memory.kind == LENT
+            for kind in memory.inputs
         }
 
     def attention(self, layer: int) -> LayerMemory:
@@ -141,13 +166,13 @@ class Geometry:
     def filled(
         self, batch: int, positions: int, number: float = 0
     ) -> dict[str, NDArray[np.float32]]:
-        """Return arrays of all buffers as the portable graph has them, filled with a number.
+        """Return arrays of all inputs as the portable graph has them, filled with a number.
 
         Shapes: [batch, heads, positions, width] f32 each.
         """
         return {
             name: np.full((batch, one.heads, positions, one.width), number, np.float32)
-            for name, one in self.buffers.items()
+            for name, one in self.inputs.items()
         }
 
     def problems(self) -> Iterator[str]:
@@ -159,15 +184,15 @@ class Geometry:
             if own.kind not in KINDS:
                 yield f"{name}.kind is {own.kind!r}; expected {', '.join(KINDS)}, or a newer specrt"
             elif own.kind == SHARED and not (
-                own.owner < layer and self.memories[own.owner].kind == ATTENTION
+                own.owner < layer and self.memories[own.owner].kind in (ATTENTION, LENT)
             ):
                 yield f"{name}.owner is {own.owner}; expected an earlier layer that attends"
-            elif own.kind == ATTENTION and (own.kv_heads == 0 or self.heads % own.kv_heads):
+            elif own.kind in (ATTENTION, LENT) and (own.kv_heads == 0 or self.heads % own.kv_heads):
                 expected = f"expected a divisor of heads, {self.heads}"
                 yield f"{name}.kv_heads is {own.kv_heads}; {expected}"
             elif own.kind == CONV and own.window == 0:
                 yield f"{name}.window is 0; expected the taps of a convolution"
-        for name, one in self.buffers.items():
+        for name, one in self.inputs.items():
             if one.width == 0:
                 yield f"memories: {name} has no width; expected 1 or more"
 

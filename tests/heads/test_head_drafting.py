@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import specrt
+from heads.assistants import KINDS, Transformers, save_pair
 from heads.blocks import BLOCK, run_block, save_block_head
 from heads.conftest import RECIPE, VOCABULARY, save_mtp
 from shared import nightly_but
@@ -36,6 +37,7 @@ from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.estimate.estimate import PAGE, estimate
+from specrt_export.heads.assistant_format import Assistant
 from specrt_export.heads.dflash_format import BlockHead
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS, load_head
@@ -44,10 +46,12 @@ from support.builds import build
 
 Draft = Callable[[Sequence[int], int], list[int]]
 
-FORMS = ["eagle3", "mtp", "dspark", "speculators", "markov"]
-"""Heads that feed on themselves, one of them in its target's checkpoint; block heads: with a
-confidence head, one that scores some entries, one with a Markov head, too."""
-ALWAYS = FORMS[:3]
+BLOCKS = ["dspark", "speculators", "markov"]
+FORMS = ["eagle3", "mtp", "gemma4", *BLOCKS, "gemma4_unified"]
+"""Heads that feed on themselves, one of them in its target's checkpoint, and two that read its
+keys; block heads: with a confidence head, one that scores some entries, one with a Markov head,
+too."""
+ALWAYS = FORMS[:4]
 
 
 def forms(*some: str) -> pytest.MarkDecorator:
@@ -62,15 +66,26 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def bundle(form: str, target: Path, request: pytest.FixtureRequest) -> Path:
+def own(form: str, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of the target of a form of heads."""
+    if form not in KINDS:
+        return target
+    return save_pair(tmp_path_factory.mktemp(form), form)[0]
+
+
+@pytest.fixture(scope="module")
+def bundle(form: str, own: Path, request: pytest.FixtureRequest) -> Path:
     if form == "eagle3":
         return Path(request.getfixturevalue("bundle"))
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp(form)
     if form == "mtp":
-        text = RECIPE.format(target=save_mtp(folder / "head", target), head="")
+        text = RECIPE.format(target=save_mtp(folder / "head", own), head="")
         text = text.replace('[draft]\ncheckpoint = ""', "")  # it is found
+    elif form in KINDS:
+        folder = own.parent
+        text = RECIPE.format(target=own, head=folder / "head")
     else:
-        text = RECIPE.format(target=target, head=save_block_head(folder / "head", form))
+        text = RECIPE.format(target=own, head=save_block_head(folder / "head", form))
     (folder / "recipe.toml").write_text(text, encoding="utf-8")
     build(read_recipe(folder / "recipe.toml"), folder / "bundle")
     return folder / "bundle"
@@ -83,20 +98,28 @@ def generator(bundle: Path) -> Iterator[Generator]:
 
 
 @pytest.fixture(scope="module")
-def head(bundle: Path, target: Path) -> HeadCheckpoint:
+def head(bundle: Path, own: Path) -> HeadCheckpoint:
     """The checkpoint that the bundle's head is from."""
     draft = Bundle.open(bundle).manifest.draft
     assert draft is not None
     checkpoint = Checkpoint.open(bundle.parent / "head")
-    return HEAD_FORMATS[draft.kind].read(checkpoint, Checkpoint.open(target), ())
+    return HEAD_FORMATS[draft.kind].read(checkpoint, Checkpoint.open(own), ())
 
 
 CHAIN = ["layers off by one", "next position", "recursion on the other side of the norm"]
 FAULTS = {
     "eagle3": [*CHAIN, "absolute d2t"], "mtp": [*CHAIN, "parts in the other order"],
     "dflash": ["layers off by one", "next position", "causal in the block"],
+    "gemma4_assistant": ["keys of another layer", "next position", "state of the token before"],
 }  # fmt: skip
 """What may be wrong in a head of each format."""
+
+
+def drafting(target: Path, head: HeadCheckpoint, fault: str = "") -> Any:
+    """Return what drafts as a head does, right or with a fault."""
+    if isinstance(head, Assistant):
+        return Transformers(target, head.checkpoint.folder, fault)
+    return Torch(target, head, fault)
 
 
 class Torch:
@@ -216,20 +239,20 @@ def agreement(generator: Generator, draft: Draft, seeds: range, rounds: int) -> 
 
 @pytest.mark.parametrize("seeds", nightly_but([10], [10, 63]))
 def test_drafts_are_those_of_torch_after_any_rounds(
-    generator: Generator, target: Path, head: Any, seeds: int
+    generator: Generator, own: Path, head: Any, seeds: int
 ) -> None:
-    found = agreement(generator, Torch(target, head), range(seeds), 8)
+    found = agreement(generator, drafting(own, head), range(seeds), 8)
     assert len(found) == 8 * seeds
     assert all(found)
 
 
-def test_a_wrong_head_drafts_otherwise(generator: Generator, target: Path, head: Any) -> None:
+def test_a_wrong_head_drafts_otherwise(generator: Generator, own: Path, head: Any) -> None:
     for fault in FAULTS[head.KIND]:
-        found = agreement(generator, Torch(target, head, fault), range(2), 5)
+        found = agreement(generator, drafting(own, head, fault), range(2), 5)
         assert sum(found) < len(found) / 2, fault
 
 
-@forms(*FORMS[2:])
+@forms(*BLOCKS)
 def test_the_head_tells_how_sure_it_is(
     generator: Generator, target: Path, head: Any, form: str
 ) -> None:
@@ -297,7 +320,7 @@ def test_rejection_draws_what_the_target_draws(generator: Generator) -> None:
     assert chi < 2.5 * (table.shape[1] - 1)
 
 
-@forms(*FORMS[2:])
+@forms(*BLOCKS)
 def test_rows_beside_each_other_are_scored_as_they_are_alone(generator: Generator) -> None:
     """Whatever another row has in the same pass, and between two of them."""
     models, (one, two) = generator.models, PROMPTS[:2]

@@ -156,7 +156,7 @@ def _agree(
     for row, output in enumerate(outputs):
         parts: Any = output
         for name, expected in (("logits", found[0]), ("state", found[2])):
-            error = _error(getattr(parts, name), expected[row : row + 1])
+            error = relative_error(getattr(parts, name), expected[row : row + 1])
             if not error <= TOLERANCES[compute]:
                 raise BuildError(
                     f"the head's engine differs from its portable graph by {error:.1e} of the "
@@ -174,7 +174,7 @@ def _agree(
 
 
 def _held(name: str, found: Floats, expected: Floats, graph: Path) -> float:
-    error = _error(found, expected)
+    error = relative_error(found, expected)
     if not error <= PARITY_TOLERANCE:
         raise ExportError(
             f"{graph} disagrees with the head: the error of {name} is {error:.1e} of the largest, "
@@ -183,7 +183,8 @@ def _held(name: str, found: Floats, expected: Floats, graph: Path) -> float:
     return error
 
 
-def _error(found: Floats, expected: Floats) -> float:
+def relative_error(found: Floats, expected: Floats) -> float:
+    """Return the largest error, as a share of the largest number expected."""
     return float(np.abs(found - expected).max()) / (float(np.abs(expected).max()) or 1.0)
 
 

@@ -337,7 +337,10 @@ def _json(path: Path, why: str) -> dict[str, Any]:
     return data
 
 
-HEAD_NAMES = {**{kind: kind for kind in HEADS}, "dspark": "dflash"}
+HEAD_NAMES = {
+    **{kind: kind for kind in HEADS}, "dspark": "dflash",
+    "gemma4assistant": "gemma4_assistant", "gemma4unifiedassistant": "gemma4_assistant",
+}  # fmt: skip
 """The format of a head, by what the name of its class has in it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -67,11 +67,18 @@ class LoweredModel:
 
 
 class MadeUpTarget:
-    """What a head reads where there is no target: features that are the same every time."""
+    """What a head reads where there is no target, the same every time.
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        self.traits = EngineTraits(features=self.features)
+    That is features, and buffers of some shapes.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], buffers: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        rng = np.random.default_rng(0)
+        self.features = rng.normal(size=shape).astype(np.float32)
+        made = {name: rng.normal(size=s).astype(np.float32) for name, s in (buffers or {}).items()}
+        self.traits = EngineTraits(features=self.features, buffers=made)
 
 
 @dataclass(frozen=True)

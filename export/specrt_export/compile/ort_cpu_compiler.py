@@ -14,14 +14,15 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from specrt.bundle import HEADS, EncoderRecord
+from specrt.bundle import BLOCK_HEAD, HEADS, KINDS, KV_HEAD, EncoderRecord
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.ort.encoder_decoder_engine import NEEDS_KERNELS
 from specrt.engine.ort.kernels import CONTRIB, LAYOUT, missing_kernels
-from specrt.engine.ort.ort_engine import silent_options
+from specrt.engine.ort.ort_engine import packed_shape, silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
+from specrt.geometry import Geometry
 from specrt_export.compile.compiler import (
     CompiledModel,
     GraphSource,
@@ -128,7 +129,9 @@ def open_ort_cpu(
     A head reads features that are made up.
     """
     shape = options.batch, options.max_length, lowered.features
-    target: Any = MadeUpTarget(shape) if lowered.model_type in HEADS else None
+    target: Any = None
+    if lowered.model_type in HEADS:
+        target = MadeUpTarget(shape, _lent_shapes(lowered.geometry, options))
     # Rings are as long as the passes of the recipe want them.
     rings = target is None and any(one.seen for one in lowered.geometry.buffers.values())
     widest = min(options.max_width, options.max_length) if rings else max_width
@@ -143,6 +146,16 @@ def open_ort_cpu(
         yield engine
     finally:
         engine.close()
+
+
+def _lent_shapes(geometry: Geometry, options: EngineOptions) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a head reads of its target, by names there."""
+    shapes = {}
+    for name, own in geometry.lent.items():
+        one = geometry.inputs[name]
+        positions = one.positions(options.max_length, options.max_width)
+        shapes[own] = packed_shape(name, one.heads, one.width, options.batch, positions)
+    return shapes
 
 
 def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
@@ -188,10 +201,12 @@ def compile_ort_cpu(
     if source is not None:
         options = EngineOptions(max_source=max_source)
         positions = options.source_positions(source.max_source, features=bool(source.features))
-    if contrib and any(i.name == CONTEXT for i in portable.graph.input):
-        raise BuildError(f"a head that drafts blocks runs on specrt's kernels: {missing_kernels()}")
+    needs = (BLOCK_HEAD, any(i.name == CONTEXT for i in portable.graph.input))
+    for kind, there in (needs, (KV_HEAD, bool(geometry.lent))):
+        if contrib and there:
+            raise BuildError(f"{KINDS[kind]} runs on specrt's kernels: {missing_kernels()}")
     even = contrib and role == "target"  # of a target alone rows are compared between passes
-    is_head = any(i.name in (CONTEXT, HIDDEN) for i in portable.graph.input)
+    is_head = any(i.name in (CONTEXT, HIDDEN) for i in portable.graph.input) and not geometry.lent
     target = OrtTarget(
         geometry, max_length, batch, accuracy_level, confidence, positions,
         0 if contrib or is_head else max_width, even,

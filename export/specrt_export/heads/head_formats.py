@@ -10,7 +10,7 @@ import numpy as np
 
 from specrt_export.checkpoint.checkpoint import Checkpoint, named_head
 from specrt_export.checkpoint.safetensors_file import map_array
-from specrt_export.heads import dflash_format, eagle3_format, mtp_format
+from specrt_export.heads import assistant_format, dflash_format, eagle3_format, mtp_format
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 
 
@@ -71,6 +71,15 @@ HEAD_FORMATS = {
         f"{_HEADS}.mtp_module:LastState",
         f"{_HEADS}.mtp_module:MtpModule",
         *_CHAIN,
+    ),
+    assistant_format.KIND: HeadFormat(
+        assistant_format.read_assistant,
+        frozenset({"pre_projection.weight", "post_projection.weight"}),
+        f"{_HEADS}.mtp_module:LastState",
+        f"{_HEADS}.assistant_module:AssistantHead",
+        f"{_PORTABLE}.head_trace:trace_assistant",
+        f"{_CHECK}.assistant_equivalence:check_assistant",
+        f"{_CHECK}.assistant_equivalence:check_assistant_engine",
     ),
 }
 

@@ -34,12 +34,22 @@ class Layer:
     """
 
     node: onnx.NodeProto
-    key_update: onnx.NodeProto
-    value_update: onnx.NodeProto
+    updates: tuple[onnx.NodeProto, ...]
+    """What writes keys and values; nothing where a target did."""
     index: int
     """Of the buffers."""
     shares: bool = False
-    """Whether an earlier layer has written the buffers."""
+    """Whether an earlier layer, or a target, has written the buffers."""
+
+    @property
+    def caches(self) -> list[str]:
+        """The buffers, by name."""
+        return [f"key.{self.index}", f"value.{self.index}"]
+
+    @property
+    def written(self) -> list[str]:
+        """The new keys and values, of a layer that has some."""
+        return [update.input[1] for update in self.updates]
 
 
 def find_layers(view: GraphView) -> list[Layer]:
@@ -51,17 +61,18 @@ def find_layers(view: GraphView) -> list[Layer]:
     owners: dict[int, Layer] = {}
     for layer in found:
         owners.setdefault(layer.index, layer)
-    return [replace(layer, shares=layer is not owners[layer.index]) for layer in found]
+    first = [layer is owners[layer.index] and layer.updates for layer in found]
+    return [replace(layer, shares=not own) for layer, own in zip(found, first, strict=True)]
 
 
 def _take_apart(view: GraphView, node: onnx.NodeProto) -> Layer | None:
-    key, value = (view.maker(name, "TensorScatter") for name in node.input[1:3])
-    if key is None or value is None or len(node.input) < 4:
+    makers = (view.maker(name, "TensorScatter") for name in node.input[1:3])
+    updates = tuple(maker for maker in makers if maker is not None)
+    key, value = (one.input[0] for one in updates) if len(updates) == 2 else node.input[1:3]
+    slot, _, index = key.partition(".")
+    if len(updates) == 1 or len(node.input) < 4 or slot != "key" or value != f"value.{index}":
         return None
-    slot, _, index = key.input[0].partition(".")
-    if slot != "key" or value.input[0] != f"value.{index}":
-        return None
-    return Layer(node, key, value, int(index))
+    return Layer(node, updates, int(index))
 
 
 def fold_query_scale(view: GraphView) -> None:
@@ -280,7 +291,7 @@ def widen_values(view: GraphView, narrow: Geometry) -> None:
         lacking = memory.key_width - memory.value_width
         if lacking > 0 and not layer.shares:
             pads = view.add_constant("pads", np.array([*7 * [0], lacking], np.int64))
-            layer.value_update.input[1] = view.add("Pad", [layer.value_update.input[1], pads])
+            layer.updates[1].input[1] = view.add("Pad", [layer.written[1], pads])
         if lacking > 0:
             wide = view.add("Attention", layer.node.input, **view.attributes(layer.node))
             bounds = (view.add_constant("bound", np.array([n])) for n in (0, memory.value_width, 3))
@@ -334,10 +345,9 @@ class _Fusion:
             query = query if inside else self._rotated(query, width)
             self._emit(layer, [query.x, *self.kernel.nothing(layer)], query.tables)
             return inside, False
-        key = self._heads(layer.key_update.input[1], memory.kv_heads, width)
-        value = self._heads(
-            layer.value_update.input[1], memory.kv_heads, memory.value_width, turns=False
-        )
+        keys, values = layer.written
+        key = self._heads(keys, memory.kv_heads, width)
+        value = self._heads(values, memory.kv_heads, memory.value_width, turns=False)
         inside = inside and query.tables == key.tables
         if not inside:
             query, key = self._rotated(query, width), self._rotated(key, width)
@@ -372,15 +382,15 @@ class _Fusion:
     def _emit(self, layer: Layer, inputs: list[str], rotation: tuple[str, str, int] | None) -> None:
         view, memory = self.view, self.geometry.memories[layer.index]
         tables = rotation[:2] if rotation else ()
-        caches = [layer.key_update.input[0], layer.value_update.input[0]]
-        updated = [f"present_{name}" for name in caches]
+        updated = [f"present_{name}" for name in layer.caches]
+        read = updated if layer.shares and layer.updates else layer.caches
         joined = view.fresh("attention")
         attributes: dict[str, Any] = view.attributes(layer.node)
         biases = self.kernel.biases(layer)
         beside = [*(tables or ("", "")), biases] if biases else tables
         view.add(
             type(self.kernel).__name__,
-            [*inputs, *(updated if layer.shares else caches), *self.kernel.lengths(), *beside],
+            [*inputs, *read, *self.kernel.lengths(), *beside],
             outputs=[joined] if layer.shares else [joined, *updated],
             domain=self.kernel.domain,
             num_heads=self.geometry.heads,

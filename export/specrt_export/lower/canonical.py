@@ -391,7 +391,7 @@ def fix_shapes(
     """
     for value in [*graph.input, *graph.output]:
         dims = value.type.tensor_type.shape.dim
-        buffer = geometry.buffers.get(value.name.removeprefix("present_"))
+        buffer = geometry.inputs.get(value.name.removeprefix("present_"))
         if buffer is not None:
             sizes = batch, buffer.heads, max_length, buffer.width
             for dim, size in zip(dims, sizes, strict=True):

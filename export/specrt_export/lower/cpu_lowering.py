@@ -121,7 +121,7 @@ class Attention:
         """See `FusedKernel`; a window of 0 is none."""
         memory = self._geometry.memories[layer.index]
         length, width = self._target.max_length, self._target.max_width
-        keys = self._geometry.buffers[f"key.{layer.index}"]
+        keys = self._geometry.inputs[f"key.{layer.index}"]
         optional = {
             "value_size": memory.value_width if memory.value_width != memory.key_width else 0,
             "shared": layer.shares,
@@ -130,7 +130,7 @@ class Attention:
         }
         return {
             "head_size": memory.key_width,
-            "local_window_size": memory.window,
+            "local_window_size": memory.seen,
             **{name: int(value) for name, value in optional.items() if value},
         }
 
@@ -142,7 +142,7 @@ class Attention:
         """See `FusedKernel`: what the layer's mask has where a key is seen, by its distance."""
         if self._has_blocks:
             return ""  # their masks say what is seen, and no more
-        mask, window = layer.node.input[3], self._geometry.memories[layer.index].window
+        mask, window = layer.node.input[3], self._geometry.memories[layer.index].seen
         if (mask, window) not in self._biases:
             table = bias_by_distance(
                 self._view, mask, self._geometry, window, self._target.max_length
@@ -296,8 +296,8 @@ def _declare(view: GraphView, target: OrtTarget) -> None:
     for value in (*view.graph.input, *view.graph.output):
         name = value.name.removeprefix("present_")
         shape = cross_shape(value, batch, max_source)
-        if name in target.geometry.buffers:
-            one = target.geometry.buffers[name]
+        if name in target.geometry.inputs:
+            one = target.geometry.inputs[name]
             positions = one.positions(target.max_length, target.max_width)
             shape = packed_shape(name, one.heads, one.width, batch, positions)
         if shape:

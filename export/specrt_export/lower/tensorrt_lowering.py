@@ -218,7 +218,7 @@ def _rotate(view: GraphView, target: TensorRtTarget) -> int:
     rotations = Rotations(view, target.max_length)
     rotated = 0
     for layer in find_layers(view):
-        names = [layer.node.input[0], *([] if layer.shares else [layer.key_update.input[1]])]
+        names = [layer.node.input[0], *([] if layer.shares else layer.written[:1])]
         width = target.geometry.memories[layer.index].key_width
         turned = [_rotate_one(view, name, rotations, width) for name in names]
         rotated += all(turned)
@@ -373,7 +373,7 @@ def _capped(view: GraphView, scores: str, cap: float) -> str:
 
 def _length(view: GraphView, layer: Layer) -> int:
     """Return M, which lowering has fixed."""
-    cache = next(i for i in view.graph.input if i.name == layer.key_update.input[0])
+    cache = next(i for i in view.graph.input if i.name == layer.caches[0])
     return int(cache.type.tensor_type.shape.dim[2].dim_value)
 
 

@@ -391,6 +391,8 @@ class GraphRun:
         self.source = source
         # Held as long as the session is: it may read the mapped bytes in place.
         self._session, self._weights = open_session(model, folder)
+        self.lent: dict[str, NDArray[np.float32]] = {}
+        """What a head reads of its target, by its inputs: rings, or all positions."""
         self._buffers: dict[str, NDArray[np.float32]] = {}
         self._conditions: dict[str, NDArray[Any]] = {}
 
@@ -404,6 +406,8 @@ class GraphRun:
         """Start over with KV buffers of `batch` rows and `length` positions."""
         # Not zero: what lies beyond a row's length must not matter.
         self._buffers = self.geometry.filled(batch, length, 3.0)
+        for name, buffer in self.lent.items():
+            self._buffers[name] = repeated(buffer, buffer.shape[2], length)
 
     def repeat(self, filled: int) -> None:
         """Fill the KV buffers with copies of their first positions, whatever is there."""
@@ -429,8 +433,9 @@ class GraphRun:
             **self._buffers,
         }
         feed |= {name: value for name, value in beside.items() if value is not None}
-        found = self._session.run([*wanted, *(f"present_{n}" for n in self._buffers)], feed)
-        self._buffers = dict(zip(self._buffers, found[len(wanted) :], strict=True))
+        written = self.geometry.buffers
+        found = self._session.run([*wanted, *(f"present_{n}" for n in written)], feed)
+        self._buffers |= zip(written, found[len(wanted) :], strict=True)
         return list(found[: len(wanted)])
 
 
@@ -447,9 +452,9 @@ def scored_entries(model: onnx.ModelProto) -> Tokens | None:
     return ids
 
 
-def repeated(buffer: NDArray[Any], filled: int) -> NDArray[Any]:
-    """Return a KV buffer [B, Hkv, M, D] of copies of its first positions."""
-    copied: NDArray[Any] = buffer[:, :, np.arange(buffer.shape[2]) % filled]
+def repeated(buffer: NDArray[Any], filled: int, length: int = 0) -> NDArray[Any]:
+    """Return a KV buffer [B, Hkv, M, D] of copies of its first positions; `length` is another M."""
+    copied: NDArray[Any] = buffer[:, :, np.arange(length or buffer.shape[2]) % filled]
     return copied
 
 

@@ -11,7 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx.ops import symbolic
 
 from specrt.engine.ort.block_engine import BLOCK
-from specrt.geometry import Geometry
+from specrt.errors import CheckpointError
+from specrt.geometry import LENT, SHARED, Geometry, LayerMemory
+from specrt_export.heads.assistant_format import EMBEDDING, Assistant
+from specrt_export.heads.assistant_module import AssistantHead, config_of
 from specrt_export.heads.dflash_format import (
     CONFIDENCE,
     CONTEXT,
@@ -25,7 +28,7 @@ from specrt_export.heads.dflash_module import BlockDraftHead
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
-from specrt_export.portable.fake_model import faked, take_buffers, traceable
+from specrt_export.portable.fake_model import StoredWeights, faked, take_buffers, traceable
 from specrt_export.portable.graph import TIED
 from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed, visible
 from specrt_export.portable.trace import (
@@ -60,6 +63,15 @@ def trace_block_head(head: BlockHead, positions: int) -> Traced:
     Raises: ExportError if it does not trace.
     """
     return traced(head.checkpoint.folder, lambda: _trace_block(head, positions))
+
+
+def trace_assistant(head: Assistant, positions: int) -> Traced:
+    """Trace an assistant, for texts of up to so many positions.
+
+    Raises: ExportError if it does not trace, CheckpointError if its layers do not fit its target's.
+    """
+    memories = lent_memories(head)
+    return traced(head.checkpoint.folder, lambda: _trace_assistant(head, positions, memories))
 
 
 def _trace_chain(head: HeadCheckpoint, positions: int) -> Traced:
@@ -128,6 +140,65 @@ def _trace_block(head: BlockHead, positions: int) -> Traced:
     return Traced(graph, geometry, head.KIND, *names, facts)
 
 
+def _trace_assistant(head: Assistant, positions: int, memories: tuple[LayerMemory, ...]) -> Traced:
+    mode, hook, config = FakeTensorMode(), Hook(), head.config
+    with quiet(), installed(hook) as name:
+        with faked(mode):
+            model = AssistantHead(config)
+        buffers = take_buffers(model.assistant, mode)
+        if config.order is not None:
+            buffers["masked_embedding.token_ordering"] = torch.from_numpy(config.order)
+        stored = StoredWeights.of(model.assistant, mode, buffers)
+        model.assistant.model.config._attn_implementation = name
+        heads = model.assistant.model.config.num_attention_heads
+        geometry = Geometry(heads, config.vocabulary, positions, memories)
+        with mode:
+            module = DraftAssistant(model, hook, geometry).eval()
+            graph = export_module(
+                module, geometry, [(torch.zeros(BATCH, WIDTH, config.width), "S")]
+            )
+    names = {f"assistant.{own}": name for own, name in stored.names.items()}
+    values = {f"assistant.{own}": value for own, value in buffers.items()}
+    fill(graph, names | {EMBEDDING: EMBEDDING}, values)
+    inputs, outputs = contract(geometry, reads=(HIDDEN,), makes=("state",))
+    return Traced(
+        graph, geometry, head.KIND, inputs, outputs, stored.facts(graph), stored.optional
+    )  # fmt: skip
+
+
+def lent_memories(head: Assistant) -> tuple[LayerMemory, ...]:
+    """Return what the layers of an assistant read: of each kind, the last of its target that owns.
+
+    Raises: CheckpointError where they are of other sizes.
+    """
+    own, target = (
+        config_of(part) for part in (head.config.whole["text_config"], head.config.target)
+    )
+    owners = target.layer_types[: target.num_hidden_layers - target.num_kv_shared_layers]
+    first: dict[str, int] = {}
+    memories = []
+    for layer, kind in enumerate(own.layer_types):
+        if kind in first:
+            memories.append(LayerMemory(SHARED, owner=first[kind]))
+            continue
+        first[kind], owner = layer, len(owners) - 1 - owners[::-1].index(kind)
+        sizes = [
+            (one.num_key_value_heads, one.head_dim)
+            for one in (own.per_layer_config[layer], target.per_layer_config[owner])
+        ]
+        windows = [one.sliding_window * (kind == "sliding_attention") for one in (own, target)]
+        if len({*sizes}) > 1 or len({*windows}) > 1:
+            raise CheckpointError(
+                f"layer {layer} of {head.checkpoint.origin} reads {sizes[0][0]} heads of "
+                f"{sizes[0][1]} within {windows[0]} positions (0 is all), and layer {owner} of its "
+                f"target has {sizes[1][0]} of {sizes[1][1]} within {windows[1]}. Is it of this "
+                "target?"
+            )
+        (heads, width), window = sizes[0], windows[0]
+        memories.append(LayerMemory(LENT, heads, width, width, window, owner))
+    return tuple(memories)
+
+
 def _buffers(model: Any, head: HeadCheckpoint, mode: FakeTensorMode) -> dict[str, Tensor]:
     """Give a model the ids of its entries; return its buffers' values."""
     none = torch.empty(0, dtype=torch.int64)
@@ -179,6 +250,70 @@ class DraftHead(torch.nn.Module):
         logits = self.model.logits(states)
         best = best_ids(self.model, logits, self.maps)
         return logits, best, self.model.fed_back(states), cache.written
+
+
+class DraftAssistant(torch.nn.Module):
+    """The same of a head that reads its target's keys and values, and writes none.
+
+    A token stands at the position before its own, the last one that has keys, and is turned by its
+    own angles.
+    """
+
+    def __init__(self, model: AssistantHead, hook: Hook, geometry: Geometry) -> None:
+        super().__init__()
+        self.model = model
+        self.hook = hook
+        self.geometry = geometry
+
+    def forward(
+        self, input_ids: Tensor, start: Tensor, rows: Tensor, hidden: Tensor,
+        buffers: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Run the head, for tokens of the positions start + 1 .. start + S + 1.
+
+        Shapes: as of `DraftHead`, the buffers being the target's.
+        """
+        from transformers.masking_utils import causal_mask_function
+
+        positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
+        self.hook.begin(positions)
+        types = self.model.assistant.model.config.layer_types
+        masks: dict[str, Tensor | None] = {}
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        for layer, memory in enumerate(self.geometry.memories):
+            if memory.kind == LENT:
+                pair = pairs[types[layer]] = buffers[f"key.{layer}"], buffers[f"value.{layer}"]
+                rule: Any = causal_mask_function
+                masks[types[layer]] = self.hook.mask(pair[0].shape[2], rule, memory.seen)
+        states = self.model(
+            self.model.embeds(input_ids), hidden, attention_mask=masks, shared_kv_states=pairs,
+            position_ids=positions + 1,
+        ).index_select(1, rows)  # fmt: skip
+        head, clusters = self.model.assistant.lm_head, self.model.assistant.masked_embedding
+        logits = head(states) if clusters is None else clustered(clusters, head.weight, states)
+        return logits, best_ids(self.model, logits, maps=False), self.model.fed_back(states)
+
+
+def clustered(clusters: Any, table: Tensor, states: Tensor) -> Tensor:
+    """Return the scores [B, R, V] of entries in the best clusters; others score 1 below these.
+
+    Written so that no shape is computed from what a pass is fed.
+    Shapes: table [V, H], states [B, R, H].
+    """
+    batch, rows, width = states.shape
+    most, size = clusters.centroid_intermediate_top_k, clusters.vocab_size_per_centroid
+    best = clusters.centroids(states).topk(most, dim=-1).indices
+    order = clusters.token_ordering.view(clusters.num_centroids, size)
+    ids = _gathered(order, best, (batch, rows, most, size)).reshape(batch, -1, most * size)
+    entries = _gathered(table, ids, (batch, rows, most * size, width))
+    scores = (entries @ states.unsqueeze(-1)).squeeze(-1)
+    others = (scores.amin(-1, keepdim=True) - 1.0).expand(-1, -1, clusters.vocab_size)
+    return others.scatter(-1, ids, scores)
+
+
+def _gathered(table: Tensor, rows: Tensor, shape: tuple[Any, ...]) -> Tensor:
+    return symbolic("Gather", [table, rows], {"axis": 0}, dtype=table.dtype, shape=shape,
+                    version=OPSET)  # fmt: skip
 
 
 class DraftBlock(torch.nn.Module):

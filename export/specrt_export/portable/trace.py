@@ -58,9 +58,9 @@ def contract(
     geometry: Geometry, *, reads: Sequence[str] = (), makes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a decoder's inputs and outputs, with what it reads and makes besides."""
-    buffers = geometry.buffers
-    written = [f"present_{name}" for name in buffers]
-    return ("input_ids", "start", "rows", *reads, *buffers), ("logits", "argmax", *makes, *written)
+    written = [f"present_{name}" for name in geometry.buffers]
+    inputs = "input_ids", "start", "rows", *reads, *geometry.inputs
+    return inputs, ("logits", "argmax", *makes, *written)
 
 
 def trace(
@@ -347,14 +347,14 @@ def example_buffers(geometry: Geometry) -> dict[str, Tensor]:
     """Return the buffers of all memories that a module is traced with."""
     return {
         name: torch.zeros(BATCH, one.heads, RING if is_ring(name) else LENGTH, one.width)
-        for name, one in geometry.buffers.items()
+        for name, one in geometry.inputs.items()
     }
 
 
 def buffer_dims(geometry: Geometry, batch: Any, length: Any) -> dict[str, dict[int, Any]]:
     """Return the symbolic dimensions of each buffer; rings have a length of their own."""
     ring = torch.export.Dim("P")
-    return {name: {0: batch, 2: ring if is_ring(name) else length} for name in geometry.buffers}
+    return {name: {0: batch, 2: ring if is_ring(name) else length} for name in geometry.inputs}
 
 
 def graph_of(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> ir.Model:

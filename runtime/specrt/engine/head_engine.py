@@ -38,15 +38,18 @@ class HeadEngine:
     Shapes: `features` is [batch, max_length, width] f32, the target's own memory.
     """
 
-    def __init__(self, engine: PackedEngine, features: NDArray[np.float32]) -> None:
+    def __init__(
+        self, engine: PackedEngine, features: NDArray[np.float32], *, remembers: bool = True
+    ) -> None:
         self.geometry = engine.geometry
         self.batch = engine.batch
         self.max_length = engine.max_length
         self.max_width = engine.max_width
         self.close = engine.close
         self.max_rows = engine.max_rows
-        self.traits = EngineTraits(scored=engine.traits.scored)
-        self._engine = engine
+        self.traits = EngineTraits(scored=engine.traits.scored, remembers=remembers)
+        self.engine = engine
+        """What it runs, over pairs."""
         self.features = features
         self._states = np.zeros((engine.batch, 1, features.shape[-1]), np.float32)
 
@@ -59,7 +62,7 @@ class HeadEngine:
 
     def forward_rows(self, feeds: Sequence[Feed]) -> Sequence[Output]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
-        outputs: Sequence[Any] = self._engine.forward_rows([self._paired(feed) for feed in feeds])
+        outputs: Sequence[Any] = self.engine.forward_rows([self._paired(feed) for feed in feeds])
         for feed, output in zip(feeds, outputs, strict=True):
             self._states[feed.row, 0] = output.state[0, -1]
         return outputs
@@ -73,7 +76,7 @@ class HeadEngine:
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy what was fed of the first `length` tokens to another row."""
-        self._engine.copy_row(source, to, max(0, length - 1))
+        self.engine.copy_row(source, to, max(0, length - 1))
 
 
 def paired(feed: Feed) -> Feed:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -82,6 +82,10 @@ class EngineTraits:
     read it."""
     block: BlockShape | None = None
     """What is drafted in one pass; None where the tokens that are fed are scored."""
+    buffers: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """What the layers of a target remember, by name, where a head can read it in place."""
+    remembers: bool = True
+    """Whether it keeps what it is fed; a head that reads its target's keys keeps nothing."""
     rewind: Callable[[int], int] = lambda row: 0
     """Return the least position that a row can go on from, but for 0, from which every text can:
     layers that see the latest positions only have forgotten what they no longer see."""

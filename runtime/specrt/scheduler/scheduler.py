@@ -308,7 +308,7 @@ class Scheduler:
         requests = [_request(self._running[one]) for one in active]
         decoding = [r for r in requests if r.completion.timings.arrivals]
         drafting = [
-            DraftingRow(r.policies.drafting, length - r.caches[-1].length, r.limit - length)
+            DraftingRow(r.policies.drafting, r.caches[-1].lacks(length), r.limit - length)
             for r in decoding
             if r.policies is not None and r.policies.drafting is not None
             for length in (len(r.tokens),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from specrt.bundle import BLOCK_HEAD, CHAIN_HEAD, KINDS
+from specrt.bundle import BLOCK_HEAD, CHAIN_HEAD, KINDS, KV_HEAD
 from specrt.engine.protocol import BlockShape, FusedRounds, Output, RowOutput
 from specrt.errors import EngineError, RequestError
 from specrt.params import Row, SamplingParams
@@ -109,6 +109,7 @@ class ModelDrafter:
         drafted token is not fed: whether it is accepted is not known yet.
         """
         most = self._most(tokens, room)
+        self._cache.length = len(tokens) - self._cache.lacks(len(tokens))
         pending: Sequence[int] = tokens[self._cache.length :]
         if most <= 0 or max(pending) >= self._cache.engine.geometry.vocab_size:
             return NOTHING
@@ -242,6 +243,19 @@ class HeadDrafter(ModelDrafter):
         return (yield Pass(self._cache.engine, pending, committed + drafted - 1, 1, recursive=True))
 
 
+class KVDrafter(HeadDrafter):
+    """A head that reads its target's keys and values, and is fed the last token alone.
+
+    What it drafts has no keys: each token is drafted from the position of the last committed one,
+    and from what the head made of the one before.
+    """
+
+    def _feed(self, pending: Sequence[int], committed: int, drafted: int) -> Passes[Output]:
+        if not drafted:
+            return (yield from self._cache.feed(pending, 1))
+        return (yield Pass(self._cache.engine, pending, committed - 1, 1, recursive=True))
+
+
 class BlockDrafter(ModelDrafter):
     """A head that drafts all tokens of a round in one pass, which costs the same for any number.
 
@@ -298,7 +312,7 @@ class BlockDrafter(ModelDrafter):
 
 
 DRAFT_KINDS = dict.fromkeys(KINDS, ModelDrafter)
-DRAFT_KINDS |= {CHAIN_HEAD: HeadDrafter, BLOCK_HEAD: BlockDrafter}
+DRAFT_KINDS |= {CHAIN_HEAD: HeadDrafter, BLOCK_HEAD: BlockDrafter, KV_HEAD: KVDrafter}
 """What drafts with a draft, by the kind of its engine."""
 
 

@@ -28,6 +28,10 @@ class KVCache:
         self.engine = engine
         self.length = length
 
+    def lacks(self, tokens: int) -> int:
+        """Return how many of so many committed tokens are to be fed before one is drafted."""
+        return tokens - self.length if self.engine.traits.remembers else 1
+
     def feed(self, tokens: Sequence[int], rows: int) -> Passes[Output]:
         """Append tokens to the cache, in chunks where they are many, and score the last rows.
 

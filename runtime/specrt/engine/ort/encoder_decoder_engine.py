@@ -59,7 +59,7 @@ class EncoderDecoderEngine(OrtEngine):
         self._cross, self._encoder, self._shared = cross, encoder, shared
         self._names = [output.name for output in cross.get_outputs()]
         self._lengths = np.zeros(self.batch, np.int64)
-        self._read_only = {"source_lengths": self._lengths, **self._allocate_cross()}
+        self.read_only = {"source_lengths": self._lengths, **self._allocate_cross()}
 
     def _allocate_cross(self) -> dict[str, NDArray[np.float32]]:
         one = self._record
@@ -103,7 +103,7 @@ class EncoderDecoderEngine(OrtEngine):
     def _keep(self, row: int, name: str, pair: NDArray[np.float32]) -> None:
         """Put cross keys or values [heads, E, head_dim] of a layer into the row's buffers."""
         heads, length, size = pair.shape
-        buffer = self._read_only[name]
+        buffer = self.read_only[name]
         if name.startswith("cross_value"):
             buffer[row, :, :length, :size] = pair
             return
@@ -128,7 +128,7 @@ class EncoderDecoderEngine(OrtEngine):
         if source == to:
             return
         end = int(self._lengths[source])
-        for name, buffer in self._read_only.items():
+        for name, buffer in self.read_only.items():
             if name.startswith("cross_"):
                 count = end if name.startswith("cross_value") else -(-end // TILE)
                 buffer[to, :, :count] = buffer[source, :, :count]
@@ -139,7 +139,7 @@ class EncoderDecoderEngine(OrtEngine):
         """Drop the sessions, the binding and all buffers."""
         super().close()
         self._cross = self._encoder = self._shared = None
-        self._read_only.clear()
+        self.read_only.clear()
         self.hidden = [None] * self.batch
 
 

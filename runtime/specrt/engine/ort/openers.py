@@ -42,6 +42,25 @@ def open_block_head(spec: EngineSpec) -> Engine:
     return OrtBlockEngine(session, weights, spec, features)
 
 
+def open_kv_head(spec: EngineSpec) -> Engine:
+    """Open a head that attends to its target's keys and values, and keeps none.
+
+    Raises: EngineError also where the target leaves no features of its width, or other buffers.
+    """
+    session, weights = open_session(spec.path, spec.files, spec.threads)
+    features = _target_features(spec, widths(session.get_inputs()).get("hidden"))
+    engine = OrtEngine(session, weights, spec)
+    there = {} if spec.target is None else spec.target.traits.buffers
+    missing = sorted({*spec.geometry.lent.values()} - there.keys())
+    if missing:
+        raise EngineError(
+            f"{spec.path} is a head that reads {', '.join(missing)} of its target, which has no "
+            "such buffers here; build both in one bundle of `ort-cpu`"
+        )
+    engine.lend({name: there[own] for name, own in spec.geometry.lent.items()})
+    return HeadEngine(engine, features, remembers=False)
+
+
 def _decoder(spec: EngineSpec, session: Any, weights: tuple[Any, ...]) -> PackedEngine:
     # Graphs of the kernels take the tokens of all rows, and which row each is of.
     lowered_for_kernels = "slots" in widths(session.get_inputs())

@@ -95,7 +95,7 @@ class OrtEngine:
         self._ring_width = spec.ring_width
         self._back = going_back(self.geometry, max_length, spec.ring_width)
         self._caches = self._allocate()
-        self._read_only: dict[str, NDArray[Any]] = {}
+        self.read_only: dict[str, NDArray[Any]] = {}
         """What passes read besides: inputs that stay where they are, by name."""
         tokens = batch * max_width
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
@@ -106,7 +106,9 @@ class OrtEngine:
         """Of each row, the end of what was written since its text began."""
         # Not by a method: an engine that referred to itself would keep its memory for a while.
         rewind = partial(least_position, self._written, self._back)
-        self.traits = EngineTraits(scored=scored, features=self.features, rewind=rewind)
+        self.traits = EngineTraits(
+            scored=scored, features=self.features, buffers=self._caches, rewind=rewind
+        )
         self._scores: dict[str, NDArray[Any]] = {}
         self._values: dict[tuple[str, int], Any] = {}
         """What passes of other sizes were bound to, by name and size: the library's values, which
@@ -136,6 +138,14 @@ class OrtEngine:
                     f"the engine's {name} has shape {there.get(name)}, and the manifest says "
                     f"{shape}; they do not belong together: build the bundle again"
                 )
+
+    def lend(self, buffers: Mapping[str, NDArray[np.float32]]) -> None:
+        """Let passes read buffers of a target in place, by the names of their inputs.
+
+        Raises: EngineError for other shapes than the graph's.
+        """
+        self.check_shapes({name: buffer.shape for name, buffer in buffers.items()})
+        self.read_only |= buffers
 
     def _note(self, feeds: Sequence[Feed]) -> None:
         """Note how far rows are about to be written, where they do not hold it all.
@@ -232,7 +242,7 @@ class OrtEngine:
         for name, cache in self._caches.items():
             bind_input(binding, name, cache)
             bind_output(binding, f"present_{name}", cache)
-        for name, array in self._read_only.items():
+        for name, array in self.read_only.items():
             bind_input(binding, name, array)
         return binding
 
