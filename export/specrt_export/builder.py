@@ -261,7 +261,8 @@ class ModelBuild:
         model, length = self.model, self.plan.engine.max_length
         graph, weights = scratch / f"{model.role}.onnx", scratch / "weights"
         if model.kind:
-            checkpoint = linked(model.checkpoint, own_weights(head), weights)
+            own = own_weights(head, scratch / "rotated.bin")
+            checkpoint = linked(model.checkpoint, own, weights)
             export_head(head, checkpoint, graph, length)
         else:
             own = {**model.checkpoint.weights, **feature_weights(head)}

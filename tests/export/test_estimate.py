@@ -16,6 +16,7 @@ import pytest
 from specrt.bundle import Bundle
 from specrt.cli import run
 from specrt.errors import CheckpointError, RecipeError
+from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.estimate.estimate import ModelShape, estimate, main, weights_are_here
 from specrt_export.recipe.recipe import read_recipe
 from support.gguf_files import container
@@ -50,6 +51,9 @@ PUBLISHED = {
 }
 """Parameters, as their owners count them. Those of Gemma 3 4B and 12B and of Gemma 4 are of the
 whole, and those of LFM3 are rounded."""
+
+BORROWED = {"lfm2.5-1.2b": 4 * 65536 * 2048, "lfm2.5-2.6b": 4 * 128000 * 2048}
+"""Bytes of the tables that a head has of its target."""
 
 CALL = """
 import sys
@@ -96,7 +100,7 @@ def test_a_head_in_the_weights_counts_where_the_config_says_tied(name: str, tmp_
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SHAPES if not named_head(SHAPES[name])])
 def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
     import torch
     import transformers
@@ -116,7 +120,8 @@ def test_every_ready_recipe_is_estimated_without_weights(monkeypatch: pytest.Mon
     monkeypatch.setattr("specrt_export.estimate.estimate.cached_file", lambda source, name: None)
     for path in recipes:
         found = estimate(read_recipe(path))
-        assert found.download_bytes == sum(2 * model.parameters for model in found.models)
+        stored = sum(2 * model.parameters for model in found.models)
+        assert found.download_bytes == stored - BORROWED.get(path.parent.name, 0)
         assert found.total_bytes > found.engine_bytes > found.models[0].step_bytes
         assert found.tokens_per_second(1e9) > found.tokens_per_second(1e9, full=True)
 

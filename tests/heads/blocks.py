@@ -30,43 +30,48 @@ RANK = 8
 
 
 def random_weights(
-    confidence: bool = False, scored: int = VOCABULARY, rank: int = 0
-) -> dict[str, torch.Tensor]:
-    """Return random weights of a block head of two layers, by the names of all formats."""
+    confidence: bool = False, scored: int = 0, rank: int = 0,
+    *, width: int = WIDTH, vocabulary: int = VOCABULARY,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return random weights of a block head of two layers, by the names of all formats.
+
+    Without `scored` all entries are.
+    """
     torch.manual_seed(3)
+    head = width // 4
 
     def normal(*shape: int, scale: float = 0.3) -> torch.Tensor:
         return torch.randn(*shape) * scale
 
     made = {
-        "fc.weight": normal(WIDTH, len(INPUTS) * WIDTH),
-        "hidden_norm.weight": 1 + normal(WIDTH),
-        "norm.weight": 1 + normal(WIDTH),
+        "fc.weight": normal(width, len(INPUTS) * width),
+        "hidden_norm.weight": 1 + normal(width),
+        "norm.weight": 1 + normal(width),
     }
     for i in range(2):
         made |= {
-            f"layers.{i}.input_layernorm.weight": 1 + normal(WIDTH),
-            f"layers.{i}.post_attention_layernorm.weight": 1 + normal(WIDTH),
-            f"layers.{i}.self_attn.q_proj.weight": normal(WIDTH, WIDTH),
-            f"layers.{i}.self_attn.k_proj.weight": normal(WIDTH // 2, WIDTH),
-            f"layers.{i}.self_attn.v_proj.weight": normal(WIDTH // 2, WIDTH),
-            f"layers.{i}.self_attn.o_proj.weight": normal(WIDTH, WIDTH),
-            f"layers.{i}.self_attn.q_norm.weight": 1 + normal(HEAD_DIM),
-            f"layers.{i}.self_attn.k_norm.weight": 1 + normal(HEAD_DIM),
-            f"layers.{i}.mlp.gate_proj.weight": normal(64, WIDTH),
-            f"layers.{i}.mlp.up_proj.weight": normal(64, WIDTH),
-            f"layers.{i}.mlp.down_proj.weight": normal(WIDTH, 64),
+            f"layers.{i}.input_layernorm.weight": 1 + normal(width),
+            f"layers.{i}.post_attention_layernorm.weight": 1 + normal(width),
+            f"layers.{i}.self_attn.q_proj.weight": normal(width, width),
+            f"layers.{i}.self_attn.k_proj.weight": normal(width // 2, width),
+            f"layers.{i}.self_attn.v_proj.weight": normal(width // 2, width),
+            f"layers.{i}.self_attn.o_proj.weight": normal(width, width),
+            f"layers.{i}.self_attn.q_norm.weight": 1 + normal(head),
+            f"layers.{i}.self_attn.k_norm.weight": 1 + normal(head),
+            f"layers.{i}.mlp.gate_proj.weight": normal(64, width),
+            f"layers.{i}.mlp.up_proj.weight": normal(64, width),
+            f"layers.{i}.mlp.down_proj.weight": normal(width, 64),
         }
-    if scored < VOCABULARY:
-        ids = torch.sort(torch.randperm(VOCABULARY)[:scored]).values
+    if scored:
+        ids = torch.sort(torch.randperm(vocabulary)[:scored]).values
         made["d2t"] = ids - torch.arange(scored)
-        made["lm_head.weight"] = normal(scored, WIDTH)
+        made["lm_head.weight"] = normal(scored, width)
     if confidence:
-        made["confidence_head.proj.weight"] = normal(1, WIDTH + rank)
+        made["confidence_head.proj.weight"] = normal(1, width + rank)
         made["confidence_head.proj.bias"] = normal(1)
     if rank:
-        made["markov_head.markov_w1.weight"] = normal(VOCABULARY, rank, scale=1.0)
-        made["markov_head.markov_w2.weight"] = normal(VOCABULARY, rank, scale=1.0)
+        made["markov_head.markov_w1.weight"] = normal(vocabulary, rank, scale=1.0)
+        made["markov_head.markov_w2.weight"] = normal(vocabulary, rank, scale=1.0)
     return made
 
 
@@ -75,8 +80,7 @@ def save_block_head(
 ) -> Path:
     """Write a checkpoint as `dflash`, `dspark` or `speculators` have it; `more` is of config.json.
 
-    `markov` is `dspark` with a Markov head.
-
+    `markov` is `dspark` as LFM2.5's drafts have it: with a Markov head, rotated in pairs.
     Embeddings and the last projection are the target's, but in that of speculators.
     """
     folder.mkdir()
@@ -86,13 +90,18 @@ def save_block_head(
             "num_target_layers": 4,
             "dflash_config": {"mask_token_id": MASK, "target_layer_ids": OUTPUTS},
         }  # fmt: skip
-    elif form in ("dspark", "markov"):
-        rank = RANK if form == "markov" else 0
+    elif form == "dspark":
         config = {
             **BLOCK_LAYER, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK - 1,
             "mask_token_id": MASK, "target_layer_ids": OUTPUTS, "enable_confidence_head": True,
-            "confidence_head_with_markov": bool(rank), "markov_rank": rank,
-            "markov_head_type": "vanilla",
+            "confidence_head_with_markov": False, "markov_rank": 0, "markov_head_type": "vanilla",
+        }  # fmt: skip
+    elif form == "markov":
+        read = {"mask_token_id": MASK, "target_layer_ids": OUTPUTS, "num_target_layers": 4}
+        config = {
+            **BLOCK_LAYER, "architectures": ["Lfm2DSparkDraftModel"], "block_size": BLOCK - 1,
+            "dflash_config": read, "enable_confidence_head": True, "markov_rank": RANK,
+            "markov_head_type": "vanilla", "rope_is_neox_style": False,
         }  # fmt: skip
     else:
         config = {
@@ -102,7 +111,7 @@ def save_block_head(
         }  # fmt: skip
     made = weights
     if made is None:
-        scored = 40 if form == "speculators" else VOCABULARY
+        scored = 40 if form == "speculators" else 0
         made = random_weights(form in ("dspark", "markov"), scored, RANK * (form == "markov"))
     (folder / "config.json").write_text(json.dumps(config | more), encoding="utf-8")
     save_file(made, folder / "model.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,17 @@ def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> BlockHea
     return read_block_head(Checkpoint.open(folder), Checkpoint.open(target), layers)
 
 
-def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor:
+def paired(x: Tensor) -> Tensor:
+    """Turn neighbouring numbers of heads [S, heads, D], as complex ones, by their positions."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(len(x))[:, None] / 10000 ** (torch.arange(half) / half)
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (half, 2))) * turns).flatten(-2)
+
+
+def written_out(
+    w: dict[str, Tensor], embeds: Tensor, context: Tensor, turned: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Compute a block of embeddings [S, W] after a context [C, W] from the paper: states [S, W].
 
     Position by position: each sees the whole context and the whole block.
@@ -53,8 +64,8 @@ def written_out(w: dict[str, Tensor], embeds: Tensor, context: Tensor) -> Tensor
 
         norms = [own[f"self_attn.{n}_norm.weight"] for n in "qk"]
         padded = torch.cat([torch.zeros(behind, WIDTH), x])
-        q = rotated(rms(part("q", padded), norms[0]))[behind:]
-        k, v = rotated(rms(part("k", read), norms[1])), part("v", read)
+        q = turned(rms(part("q", padded), norms[0]))[behind:]
+        k, v = turned(rms(part("k", read), norms[1])), part("v", read)
         made = torch.zeros(len(x), 4, HEAD_DIM)
         for head in range(4):
             scores = q[:, head] @ k[:, head // 2].T / HEAD_DIM**0.5
@@ -78,7 +89,8 @@ def test_a_block_is_what_the_paper_says(tmp_path: Path, target: Path, form: str)
     block = torch.full((head.config.block_size,), MASK)
     block[0] = 7
     embeds = model.embed_tokens(block).detach()
-    states = written_out(weights, embeds, torch.from_numpy(context))
+    turned = paired if form == "markov" else rotated
+    states = written_out(weights, embeds, torch.from_numpy(context), turned)
     # The first position of DFlash stands for a token that is known.
     states = states[1:] if form == "dflash" else states
     assert len(states) == BLOCK - 1

@@ -30,7 +30,8 @@ def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> Head:
 
 def exported(head: Head, folder: Path) -> tuple[Path, Path]:
     """Export a head; return its graph and the folder of its weights."""
-    checkpoint = linked(head.checkpoint, own_weights(head), folder / "weights")
+    own = own_weights(head, folder / "rotated.bin")
+    checkpoint = linked(head.checkpoint, own, folder / "weights")
     return export_head(head, checkpoint, folder / "head.onnx", 64).path, folder / "weights"
 
 

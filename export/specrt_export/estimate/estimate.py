@@ -214,6 +214,9 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     recipe = settle(recipe, {role: one for role, one in there.items() if one is not None})
     models = recipe.models
     shapes = {role: _as_stored(*find_config(m), m.source.kind) for role, m in models.items()}
+    whole, head = shapes["target"], shapes.get("draft")
+    if isinstance(head, ModelShape) and head.inputs and isinstance(whole, ModelShape):
+        shapes["target"] = whole.leaving(head)
     sources = {role: _source_positions(models[role], shape) for role, shape in shapes.items()}
     places = {(source.checkpoint, source.revision) for source in recipe.sources.values()}
     found = []
@@ -237,11 +240,16 @@ def _download(
 ) -> int:
     """Return about what is fetched before a build: what is stored of models that are not here."""
     missing = {
-        (model.source.checkpoint, model.source.revision): shapes[role].parameters
+        (model.source.checkpoint, model.source.revision): _stored(shapes[role])
         for role, model in tuple(models.items())[::-1]  # the target counts its own head
         if not weights_are_here(model)
     }
     return _STORED_BYTES * sum(missing.values())
+
+
+def _stored(shape: ModelShape | EncoderDecoderShape) -> int:
+    """Return the weights of a checkpoint; a head's are fewer than its engine has."""
+    return shape.parameters - (shape.borrowed if isinstance(shape, ModelShape) else 0)
 
 
 def shape_of(
@@ -323,7 +331,10 @@ def _model(
 
     def kv_bytes(geometry: Geometry, ring_width: int) -> int:
         sizes = options.batch, options.max_length, weights.float_bytes
-        return geometry.kv_bytes(*sizes, ring_width * rings) + cross_bytes
+        return geometry.kv_bytes(*sizes, ring_width * rings) + cross_bytes + features
+
+    left = shape.features if isinstance(shape, ModelShape) else 0
+    features = 4 * options.batch * options.max_length * left
 
     if isinstance(shape, EncoderDecoderShape):
         cross_bytes = g.kv_bytes(options.batch, max_source, weights.float_bytes)

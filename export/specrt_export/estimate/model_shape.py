@@ -11,7 +11,7 @@ from specrt.errors import CheckpointError, did_you_mean
 from specrt.geometry import ATTENTION, CONV, SHARED, Geometry, LayerMemory
 from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
-from specrt_export.heads import eagle3_format, mtp_format
+from specrt_export.heads import dflash_format, eagle3_format, mtp_format
 
 DECODER = "engine"
 """What the engine of a decoder is called: its file, and its figures in JSON."""
@@ -329,6 +329,12 @@ class ModelShape:
     """Whether the checkpoint is in fp16 or bf16."""
     head: str = ""
     """The format of a head, which reads what its target leaves; empty of a model."""
+    inputs: int = 0
+    """Of a head: how many layers of the target it projects."""
+    borrowed: int = 0
+    """Weights that a head has of its target, and does not store."""
+    features: int = 0
+    """Width of the features that a target leaves for a head."""
 
     @classmethod
     def from_config(
@@ -380,7 +386,14 @@ class ModelShape:
             tied=bool(config.get("tie_word_embeddings", known.tied)),
             half=is_half(config),
             head=head,
+            inputs=_inputs(config) if head in (dflash_format.KIND, eagle3_format.KIND) else 0,
+            borrowed=2 * vocab * sizes.hidden * _borrows(config, head),
         )
+
+    def leaving(self, head: ModelShape) -> ModelShape:
+        """Return the shape of a target that leaves what a head reads: the projection is its own."""
+        added = Matrix("layers", head.hidden, head.inputs * self.hidden), head.hidden
+        return replace(self, weights=(*self.weights, *added), features=head.hidden)
 
     @property
     def parameters(self) -> int:
@@ -406,6 +419,21 @@ class ModelShape:
         return (one for one in self.weights if isinstance(one, int))
 
 
+_INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_ids"
+
+
+def _inputs(config: Mapping[str, Any]) -> int:
+    """Return how many layers of its target a head projects: three, where it names none."""
+    nested = (config.get(part) or {} for part in ("dflash_config", "eagle_config"))
+    named = [part.get(key) for part in (config, *nested) for key in _INPUTS]
+    return next((len(ids) for ids in named if isinstance(ids, list)), 3)
+
+
+def _borrows(config: Mapping[str, Any], head: str) -> bool:
+    """Tell whether a head has the tables of its target: block heads do, but of speculators."""
+    return head == dflash_format.KIND and "speculators_model_type" not in config
+
+
 def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
     """Yield the weights of a model. Projections that read the same input are one."""
     hidden, vocab = sizes.hidden, geometry.vocab_size
@@ -423,4 +451,11 @@ def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
         rows = sizes.number("vocab_size_per_layer_input")
         yield Matrix("embedding", rows, geometry.layers * extra)
     yield Matrix("embedding", vocab, hidden)
-    yield Matrix("head", sizes.number("draft_vocab_size", vocab), hidden)
+    scored = sizes.number("draft_vocab_size", vocab)
+    yield Matrix("head", scored, hidden)
+    rank = sizes.maybe("markov_rank") if head else 0
+    if rank:
+        yield Matrix("embedding", vocab, rank)
+        yield Matrix("layers", scored, rank)
+    if head and sizes.has("enable_confidence_head"):
+        yield from (hidden + rank, 1)

@@ -6,9 +6,13 @@ Sources: the formats are those that the repositories z-lab/dflash (one flat conf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specrt.engine.protocol import MOST_OF_BLOCK
 from specrt.errors import CheckpointError
@@ -47,6 +51,8 @@ _MARKOV = "vanilla"
 
 _LAYER_TYPES = ("llama", "qwen3")
 
+_ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")
+
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -75,6 +81,9 @@ class BlockConfig(HeadSizes):
     markov_rank: int = 0
     """Rank of the scores that a token adds to the next one's; 0 where it adds none."""
     confidence_reads_markov: bool = False
+    interleaved: bool = False
+    """Whether neighbouring numbers of queries and keys are rotated together, as LFM2.5's drafts
+    have it, and not those of the halves of a head."""
 
     @property
     def least_length(self) -> int:
@@ -95,6 +104,18 @@ class BlockHead(HeadCheckpoint):
     OF_TARGET: ClassVar[tuple[str, ...]] = ("fc.", "hidden_norm.")
 
     config: BlockConfig
+
+    def order(self, name: str) -> NDArray[np.int64] | None:
+        """Take the halves of each head of queries and keys apart, since graphs rotate halves.
+
+        stored  a0 b0 a1 b1 a2 b2 …    rotated in pairs (a, b)
+        wanted  a0 a1 a2 … b0 b1 b2 …
+        """
+        if not self.config.interleaved or not _ROTATED.search(name):
+            return None
+        stored = np.arange(self.weights[name].shape[0])
+        pairs = stored.reshape(-1, _head_dim(self.config) // 2, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)
 
 
 def read_block_head(
@@ -187,7 +208,8 @@ def _read_config(
     windows, causal = _attention(checkpoint, options, layer, count)
     rank = checkpoint.number("markov_rank", options, least=0) if options.get("markov_rank") else 0
     confident = is_dspark and bool(options.get("enable_confidence_head"))
-    reads = confident and rank > 0 and bool(options.get("confidence_head_with_markov"))
+    reads = confident and rank > 0 and bool(options.get("confidence_head_with_markov", True))
+    halves = options.get("rope_is_neox_style", options.get("is_neox_style", True))
     return BlockConfig(
         layer=layer, layers=count, vocabulary=vocabulary,
         scored=checkpoint.number(SIZE, options, vocabulary),
@@ -197,6 +219,7 @@ def _read_config(
         predicts_next=bool(options.get("sample_from_anchor", is_dspark)),
         windows=windows, causal=causal,
         has_confidence=confident, markov_rank=rank, confidence_reads_markov=reads,
+        interleaved=not halves,
     ), guess  # fmt: skip
 
 
@@ -289,10 +312,15 @@ def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _head_dim(config: BlockConfig) -> int:
+    """Return the numbers of a query."""
+    layer = config.layer
+    return int(layer.get("head_dim") or config.width // layer["num_attention_heads"])
+
+
 def _layer_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    layer, width = config.layer, config.width
+    layer, width, size = config.layer, config.width, _head_dim(config)
     heads, inner = layer["num_attention_heads"], layer["intermediate_size"]
-    size = layer.get("head_dim") or width // heads
     queries, keys = heads * size, (layer.get("num_key_value_heads") or heads) * size
     return {
         "input_layernorm": (width,), "post_attention_layernorm": (width,),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.checkpoint.safetensors_file import WeightBytes
+from specrt_export.checkpoint.safetensors_file import WeightBytes, map_array
 
 _IGNORED = ("t2d", "rotary_emb.inv_freq")
 """Ends of the names of what a checkpoint may hold and nothing reads."""
@@ -58,15 +59,30 @@ class HeadCheckpoint:
     guess: str = ""
     """Why the layers it reads are a guess, and how to say them; empty where they are not."""
 
+    def order(self, name: str) -> NDArray[np.int64] | None:
+        """Return which stored row is where in a graph's weight; None where each is in its place."""
+        return None
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a weight as a graph has it."""
+        stored, order = map_array(self.weights[name]), self.order(name)
+        return stored if order is None else stored[order]
+
 
 def feature_weights(head: HeadCheckpoint) -> dict[str, WeightBytes]:
     """Return the weights that the target's graph has for a head."""
     return {name: w for name, w in head.weights.items() if name.startswith(head.OF_TARGET)}
 
 
-def own_weights(head: HeadCheckpoint) -> dict[str, WeightBytes]:
-    """Return the weights that the head's own graph has."""
-    return {name: w for name, w in head.weights.items() if not name.startswith(head.OF_TARGET)}
+def own_weights(head: HeadCheckpoint, file: Path) -> dict[str, WeightBytes]:
+    """Return the weights that the head's own graph has; those in another order go to `file`."""
+    own = {name: w for name, w in head.weights.items() if not name.startswith(head.OF_TARGET)}
+    with file.open("wb") as out:
+        for name, weight in own.items():
+            if head.order(name) is not None:
+                own[name] = replace(weight, file=file, offset=out.tell())
+                out.write(head.array(name).tobytes())
+    return own
 
 
 def stored_weights_of(checkpoint: Checkpoint) -> dict[str, WeightBytes]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specrt_export.checkpoint.checkpoint import Checkpoint, named_head
-from specrt_export.checkpoint.safetensors_file import map_array
 from specrt_export.heads import assistant_format, dflash_format, eagle3_format, mtp_format
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 
@@ -112,5 +111,4 @@ def load_parts(head: HeadCheckpoint, *parts: Any) -> None:
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
-                stored = map_array(head.weights[name]).astype(np.float32)
-                parameter.copy_(torch.from_numpy(stored))
+                parameter.copy_(torch.from_numpy(head.array(name).astype(np.float32)))
