@@ -101,11 +101,6 @@ def test_beams_and_what_is_not_honoured_are_told_in_a_line_each() -> None:
         (b"[]", "holds a list; expected an object"),
         ({"num_beams": "4"}, "num_beams is '4'; expected a whole number"),
         ({"min_length": -1}, "min_length is -1"),
-        ({"forced_bos_token_id": VOCABULARY}, "holds 12; expected ids of the vocabulary, 0 to 11"),
-        ({"suppress_tokens": [-1]}, "suppress_tokens holds -1"),
-        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids holds 99"),
-        ({"bad_words_ids": [[]]}, "empty list"),
-        ({"repetition_penalty": -1}, "repetition_penalty is -1"),
     ],
     ids=str,
 )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.completion import Stream
 from specrt.errors import CapacityError
@@ -22,7 +20,6 @@ from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
 from support.toy import (
     EOS,
-    STYLES,
     Style,
     TableEngine,
     generator,
@@ -60,38 +57,6 @@ def alone(tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -
     target = TableEngine(4, vocab=tokenizer.size, max_length=600)
     ends = tokenizer.encode(EOS, special=False)
     return generator(target, None, tokenizer, eos=ends).generate(prompt, params).token_ids
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "plain"])
-def test_the_model_sees_what_was_written(
-    tmp_path: Path, style: Style, template: ChatTemplate | None
-) -> None:
-    """Answers keep the space they begin with, and no message gets one of its own."""
-    tokenizer = Tokenizer(sentencepiece(tmp_path, style))
-    library = HubTokenizer.from_str(tokenizer.to_json())
-    spaced = tuple(library.token_to_id(f"▁{letter}") for letter in "hw")
-    opened = made(tokenizer)
-    session = Session(
-        opened, template, params=SamplingParams(max_tokens=3, allowed_token_ids=spaced)
-    )
-    known, text = list[int](), ""
-    for message in ("hello", "hello", " world", "o  he"):
-        done = session.generate(message)
-        prompt = opened.prompts[-1]
-        assert prompt[: len(known)] == known
-        assert done.cached_tokens == max(0, len(known) - 1)
-        if template is None:
-            text += message
-            blanks = text.replace("  ", " ") if style == "t5" else text  # which has no others
-            assert tokenizer.decode(prompt) == blanks
-        elif known:  # as the library has it after the control token
-            rest = f"</s><|tool|>user:{message}</s><|tool|>assistant:"
-            assert prompt[len(known) :] == library.encode(rest, add_special_tokens=False).ids
-        assert done.text[0] == " "
-        text += done.text
-        known = [*prompt, *done.token_ids]
-    assert [m["content"][0] for m in session.messages[1::2]] == [" "] * 4
 
 
 def test_a_conversation_that_does_not_fit_stays_as_it_was(tokenizer: Tokenizer) -> None:

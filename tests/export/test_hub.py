@@ -177,30 +177,6 @@ def test_what_the_hub_refuses_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_network_what_is_here_serves(
-    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-        with pytest.raises(CheckpointError, match="check the network and HF_ENDPOINT"):
-            fetch()
-        patch.setenv("HF_ENDPOINT", "no address")
-        with pytest.raises(CheckpointError, match=r"check .* HF_ENDPOINT \(no address\)"):
-            fetch()
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set") as caught:
-            fetch()
-        assert "\n" not in str(caught.value)
-    folder, asked = fetch(), hub.asked
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    huggingface_hub.close_session()
-    assert fetch() == folder
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
-        fetch()
-    assert hub.asked == asked
-
-
 def test_a_disk_without_room_is_told_before_and_while(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

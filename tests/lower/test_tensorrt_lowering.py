@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from lower.lowering import NEW, OLD, Lowering, lowered
 from shared import nightly_but
 from specrt_export.compile.compiler import GraphSource
 from specrt_export.lint import lint
-from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.lower.tensorrt_lowering import mark_decomposable
 from specrt_export.portable.graph import read_graph, runs_here
 from specrt_export.precision import Precision
@@ -80,32 +78,6 @@ def test_attention_may_be_rewritten_for_wide_passes(
     assert lint(model, (11, 0), case.lowered.folder) == []
     names = [value.name for value in model.graph.input]
     assert ("kv_length" in names) is ("prefix" in rewritten)
-
-
-@needs_reference
-def test_what_is_not_read_is_not_read(target: tuple[Path, Path], tmp_path: Path) -> None:
-    """Beyond the length of a pass the buffers may hold anything; within it they may not."""
-    case = lowered(*target, tmp_path, Lowering("tensorrt", kv_lengths=(32,)), "target")
-    path = case.lowered.folder / ENGINE
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    fed = {
-        "input_ids": np.array([[3, 1, 4]]), "start": np.array([24]), "rows": np.array([2]),
-        "kv_length": np.zeros(32, np.int64),
-    }  # fmt: skip
-    rng = np.random.default_rng(0)
-    caches = {
-        value.name: rng.standard_normal(value.shape, np.float32)
-        for value in session.get_inputs()
-        if value.name not in fed
-    }
-    scores = []
-    for spoilt in (slice(0, 0), slice(32, None), slice(31, None)):
-        for cache in caches.values():
-            cache[:, :, spoilt] = np.nan
-        scores.append(session.run(["logits"], {**fed, **caches})[0])
-    assert np.isfinite(scores[0]).all()
-    np.testing.assert_array_equal(scores[1], scores[0])
-    assert not np.isfinite(scores[2]).all()
 
 
 def test_no_scale_is_zero_in_fp16(draft: tuple[Path, Path], tmp_path: Path) -> None:

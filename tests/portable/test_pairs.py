@@ -23,9 +23,9 @@ from support.builds import build
 
 ENGINES = Path(__file__).parents[2] / "engines"
 PAIRS = sorted(path.parent.name for path in ENGINES.glob("*/shape.json"))
-ALWAYS = ("phi4-mini", "gemma4-e2b", "lfm2.5-1.2b")
-"""Of types that the zoo exports nightly only: q, k, v and gates in one weight, part of a head
-rotated, by the angles of short texts; layers that remember in all ways there are; a block head."""
+ALWAYS = ("gemma4-e2b", "lfm2.5-1.2b")
+"""Layers that share keys, see few positions, convolve and are looked up, and a block head; all
+others nightly."""
 VOCABULARY = 8192
 SMALL = {**SIZES, "hidden_size": 64, "intermediate_size": 96}
 LLAMA3 = {**LLAMA3_ROPE, "original_max_position_embeddings": 256}

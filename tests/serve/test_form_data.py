@@ -48,14 +48,8 @@ def test_other_spellings_are_read() -> None:
     ("kind", "body", "message"),
     [
         ("application/json", b"{}", "the body is of type 'application/json'; expected multipart"),
-        ("multipart/form-data", b"", "expected multipart/form-data with a boundary"),
         ("multipart/form-data; boundary=" + "x" * 71, b"", "the boundary is 'xx"),
         (KIND, b"", "the body does not hold its boundary"),
-        (KIND, part(b"1"), "the form was cut off"),
-        (KIND, part(b"1", b"X: y") + b"--xyz--", "the disposition ''; expected form-data"),
-        (KIND, part(b"1", b"Content-Disposition: form-data") + b"--xyz--", "with a name"),
-        (KIND, b"--xyz\r\ndata\r\n--xyz--", "has no headers; expected Content-Disposition"),
-        (KIND, part(b"1", b"X" * 9000) + b"--xyz--", "has no headers"),
         (KIND, part(b"1") * 65 + b"--xyz--", "the form has more than 64 fields"),
     ],
 )

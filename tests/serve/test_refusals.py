@@ -30,14 +30,8 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
     [
         (TEXT, {}, "prompt"),
         (TEXT, {"prompt": {"a": 1}}, "prompt"),
-        (TEXT, {"prompt": [5, -1]}, "token id -1"),
-        (TEXT, {"prompt": "x" * 129}, "129 tokens"),
-        (TEXT, {"prompt": "x", "best_of": 4}, "best_of"),
-        (TEXT, {"prompt": "x", "suffix": "y"}, "suffix"),
-        (TEXT, {"prompt": "x", "n": 65}, "n"),
         (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         (TEXT, {"prompt": ["x"] * 40, "n": 2}, "64 completions"),
-        (TEXT, {"prompt": "x", "temperature": "hot"}, "temperature"),
         (TEXT, {"prompt": "x", "drafter": "oracle"}, "oracle"),
         (TEXT, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         (TEXT, {"prompt": "x", "json_schema": DEEP}, "too deep"),
@@ -189,18 +183,10 @@ def test_other_models_and_paths_are_404(toy: Live) -> None:
     [
         (b"", "the body"),
         (b"{", "line 1, column 2"),
-        (b'{\n "prompt": "x",\n "n": }', "line 3, column 7"),
-        (b'{"prompt": "x"} {', "line 1, column 17"),
         (b"[" * 100_000, "too deep"),
         (b'{"prompt": NaN}', "NaN is not a number"),
-        (b'{"prompt": 1e999}', "1e999 is not a number"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "5000 digits"),
         (b"\xff\xfe{", "not a JSON object"),
-        (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
         (b'"text"', "'text'; expected an object"),
-        (b"null", "None; expected an object"),
-        (b"[1]", "[1]; expected an object"),
-        (b'{"prompt": "\\ud800"}', ""),
     ],
 )
 def test_bodies_that_are_no_object(toy: Live, body: bytes, named: str) -> None:

@@ -70,65 +70,6 @@ CHECK_CASE(close_while_running) {
   THAT(specrt::fake::alive().hosts == 0);
 }
 
-// Streams that are over go out of scope on threads of their own while their session goes on.
-CHECK_CASE(streams_that_are_over) {
-  check::Opened opened;
-  specrt::Session& session = opened.session;
-  for (int i = 0; i < 50; ++i) {
-    auto old = std::make_unique<specrt::Stream>(session.stream("forever"));
-    old->next();
-    session.cancel(old->generation());
-    specrt::Stream now = session.stream("forever");
-    std::atomic<bool> left{false};
-    std::thread leaves([&] {
-      {
-        specrt::Stream moved(std::move(*old));
-      }
-      old.reset();
-      left = true;
-    });
-    bool goes_on = true;
-    while (!left) goes_on = goes_on && now.next() != nullptr;
-    leaves.join();
-    THAT(goes_on && now.next() != nullptr);
-  }
-}
-
-// A stream ends before it goes, with what it calls, whatever another thread reads meanwhile.
-CHECK_CASE(streams_while_others_read) {
-  check::Opened opened;
-  specrt::Session& session = opened.session;
-  std::atomic<bool> stop{false};
-  session.generate("count 1");
-  std::thread reader([&] {
-    while (!stop)
-      check::status_of([&] {
-        session.text();
-        session.json();
-      });
-  });
-  const auto patiently = [](auto body) {
-    while (check::status_of(body) == SPECRT_BUSY) std::this_thread::yield();
-  };
-  patiently([&] { specrt::Stream stream = session.stream("forever"); });
-  int ended = 0;
-  for (int i = 0; i < 200; ++i) {
-    check::status_of([&] {
-      specrt::Stream stream = session.stream("forever");
-      for (int chunks = 0; chunks < 3; ++chunks) stream.next();
-    });
-    patiently([&] { ended += session.stats().finish_reason == "cancelled"; });
-  }
-  THAT(ended == 200);
-  specrt::Session old = opened.generator.session();
-  old.generate("count 1");
-  std::thread moves([&] { old = opened.generator.session(); });
-  moves.join();
-  stop = true;
-  reader.join();
-  THAT(check::status_of([&] { session.generate("count 1"); }) == SPECRT_OK);
-}
-
 // Nobody is told that what runs has ended before it has: processors run until a shutdown is over.
 CHECK_CASE(ends_while_shutting_down) {
   check::Opened opened;

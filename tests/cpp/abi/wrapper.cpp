@@ -143,25 +143,6 @@ CHECK_CASE(throws) {
   THAT(status_of([] { specrt::Params().set("max_tokns", 2); }) == SPECRT_INVALID_ARGUMENT);
 }
 
-CHECK_CASE(processes) {
-  check::Opened opened;
-  specrt::Session& session = opened.session;
-  auto calls = std::make_shared<int>(0);
-  {
-    specrt::Params params;
-    params.processor([calls](specrt::Tokens ids, float* scores, std::size_t vocabulary) {
-      *calls += static_cast<int>(ids.size() + vocabulary);
-      scores[0] = 1;
-    });
-    specrt::Stream stream = session.stream("process", params);
-    params = specrt::Params();  // what the stream calls stays
-    while (stream.next() != nullptr) {
-    }
-  }
-  THAT(*calls == 11);
-  THAT(calls.use_count() == 1);
-}
-
 CHECK_CASE(sets) {
   specrt::Params params;
   const std::vector<std::int64_t> tokens = {1, 2};
