@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from specrt.bench.lossless import compare_outputs
 from specrt.bench.measure import (
     PLAIN,
-    WARM_UP_TOKENS,
     Configuration,
     Samples,
     configurations,
@@ -63,27 +62,6 @@ def test_every_prompt_runs_at_every_configuration_in_each_repeat(opened: Generat
     assert len({s.tokens for s in sampled[PLAIN]}) == len(PROMPTS)
     with pytest.raises(RequestError, match="is nothing to measure"):
         measure(opened, [], [PLAIN], SamplingParams(), repeats=3)
-
-
-def test_each_has_its_turn_after_a_warm_up_and_learns_alone(
-    opened: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[tuple[int, tuple[int, ...], Any, int]] = []
-    stream = Generator.stream
-
-    def noted(self: Generator, prompt: Any, params: Any, **how: Any) -> Any:
-        begun.append((id(self), tuple(prompt), how["gamma"], params.max_tokens))
-        return stream(self, prompt, params, **how)
-
-    monkeypatch.setattr(Generator, "stream", noted)
-    run(Generator(opened.models, opened.tokenizer), configurations(["auto", 2], ["model"]))
-    warm, timed = begun[:9], begun[9:]
-    assert [tokens for *_, tokens in warm] == [20] * 3 + [WARM_UP_TOKENS] * 6
-    assert [prompt for _, prompt, *_ in timed] == [tuple(p) for p in PROMPTS * 2 for _ in range(3)]
-    orders = [tuple(gamma for *_, gamma, _ in timed[i : i + 3]) for i in range(0, 18, 3)]
-    assert all({*order} == {0, 2, "auto"} for order in orders)
-    assert len(set(orders)) == 6
-    assert len({made for made, *_ in begun}) == 3
 
 
 @given(st.integers(1, 9), st.integers(0, 6))

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
-import signal
-import subprocess
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.conftest import COMMAND, Run
+from cli.conftest import Run
 from specrt.cli.message_reader import History, Typed, next_typed
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -146,45 +141,3 @@ def test_history_is_bounded_private_and_shared(tmp_path: Path) -> None:
 def test_any_text_can_be_typed_in_quotes(text: str) -> None:
     typed = iter(f'"""{text}"""'.split("\n"))
     assert next_typed(lambda _: next(typed)) == Typed(text)
-
-
-def test_ctrl_c_at_a_terminal_stops_the_answer_and_keeps_the_session(codelet: Path) -> None:
-    leader, follower = pty.openpty()
-    asked = ("--max-tokens", "2000", "--ignore-eos", "--show-draft", "--gamma", "4", "--no-history")
-    process = subprocess.Popen(
-        [*COMMAND, "chat", str(codelet), "--threads", "1", *asked],
-        stdin=follower, stdout=follower, stderr=follower, start_new_session=True,
-        env={**os.environ, "TERM": "xterm", "NO_COLOR": ""},
-    )  # fmt: skip
-    os.close(follower)
-    seen = ""
-
-    def until(pattern: str) -> None:
-        """Read until something was seen, and keep what comes after it."""
-        nonlocal seen
-        end = time.monotonic() + 60
-        while not (found := re.search(pattern, seen)):
-            ready, _, _ = select.select([leader], [], [], max(0, end - time.monotonic()))
-            assert ready, f"waited for {pattern!r} and saw {seen!r}"
-            seen += os.read(leader, 4096).decode(errors="replace")
-        seen = seen[found.end() :]
-
-    try:
-        until(">>> ")
-        os.write(leader, b"import os\n")
-        until(r"import os\r\n.*\x1b\[32mgreen")
-        until(r"\x1b\[32m")
-        process.send_signal(signal.SIGINT)
-        until(r"tokens/s.*, acceptance rate .* \| stopped\](?s:.)*>>> ")
-        os.write(leader, b"\x1b[200~/a\ndef b():\x1b[201~\n")  # pasted
-        until(r"tokens/s.*\| the limit of --max-tokens\](?s:.)*>>> ")
-        os.write(leader, b"/undo\n")
-        until(r"removed: '/a\\ndef b\(\):'(?s:.)*>>> ")
-        os.write(leader, b"/undo\n")
-        until("removed: 'import os'(?s:.)*>>> ")
-        os.write(leader, b"\x04")  # Ctrl-D
-        assert process.wait(timeout=60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)

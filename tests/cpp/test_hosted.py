@@ -68,7 +68,7 @@ def test_interpreters_that_will_not_do_are_refused(
 
 
 APPLICATION = """
-import _ctypes, ctypes, os, signal, sys, threading
+import ctypes, os, signal, sys, threading
 path, bundle, python, tokenizer = sys.argv[1:]
 lib = ctypes.CDLL(path)
 lib.specrt_last_error.restype = ctypes.c_char_p
@@ -115,29 +115,10 @@ assert signal.getsignal(signal.SIGINT) is before
 check(lib.specrt_shutdown())
 print(sum(range(4)))
 """
-LOCKED = """
-locked = ctypes.PyDLL(path)
-open_bundle(locked)
-thread = threading.Thread(target=lambda: print(generate(1500, note), flush=True))
-thread.start()
-begun.wait()
-assert locked.specrt_shutdown() == 0
-thread.join()
-"""
 DAEMON = """
 open_bundle()
 threading.Thread(target=lambda: print(generate(1500, note), flush=True), daemon=True).start()
 begun.wait()
-"""
-UNLOADED = """
-def use():
-    open_bundle()
-    assert lib.specrt_generator_close(generator) == 0
-    _ctypes.dlclose(lib._handle)
-thread = threading.Thread(target=use)
-thread.start()
-thread.join()
-print("left")
 """
 INTERRUPTED = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored
@@ -178,12 +159,10 @@ def test_a_python_application_hosts_it_and_outlives_it(
 @pytest.mark.parametrize(
     ("script", "ends"),
     [
-        (LOCKED, ("2\n",)),  # by ctypes.PyDLL, which keeps the lock in a call
         (DAEMON, ("2\n", "")),  # with a thread that nobody waits for; the end may cut its print off
-        (UNLOADED, ("left\n",)),
         (INTERRUPTED, ("interrupted 0\n",)),
     ],
-    ids=["locked", "daemon", "unloaded", "interrupted"],
+    ids=["daemon", "interrupted"],
 )
 def test_a_python_application_may_end_it_in_any_way(
     hosted: Library, codelet: Path, script: str, ends: tuple[str, ...]

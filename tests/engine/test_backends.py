@@ -12,32 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 
-import specrt
 from specrt.bundle import HEADS, KINDS, TASKS, Bundle
-from specrt.engine.backends import BACKENDS, Backend, check_versions, notices
+from specrt.engine.backends import BACKENDS, check_versions, notices
 from specrt.engine.ort.kernels import CONTRIB, LAYOUT
 from specrt.errors import BundleError
-from specrt.params import SamplingParams
 from specrt.speculation.drafters import DRAFT_KINDS
 from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.recipe.compiler_spec import COMPILERS
 from support.gpu_double import Site, table_pair
 from support.kernels import without_kernels
-from support.toy import plain
-
-
-def test_a_backend_from_outside_is_one_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = table_pair()
-    folder, prompt = site.bundle(target, draft, backends=("tables", "tables")), [1, 2, 3]
-    with pytest.raises(BundleError, match=rf"'tables'.*{', '.join(BACKENDS)}"):
-        specrt.load(folder)
-    monkeypatch.setitem(BACKENDS, "tables", Backend({"decoder": site.table}, lambda: "tables 1"))
-    with specrt.load(folder) as generator:
-        assert generator.models.target is target
-        params = SamplingParams(max_tokens=40, ignore_eos=True)
-        found = generator.generate(prompt, params, gamma=4)
-    assert found.token_ids == plain(target, prompt, 40)
-    assert found.speculation.accepted > 0
 
 
 def test_every_kind_of_model_is_a_row_of_each_table() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gpucheck import supervisor
 from gpucheck.conclusion import summary
-from gpucheck.evidence import FAILED, NOT_RUN, OK, Evidence, Outcome, Results
+from gpucheck.evidence import FAILED, OK, Evidence, Outcome, Results
 from gpucheck.settings import SCRIPT, SIZES, RunSettings, environment
 from gpucheck.steps import (
     BACKENDS,
@@ -165,21 +165,3 @@ def test_a_run_ends_with_its_tokens_per_second_whatever_hangs(
     assert OK in {ended[f"{size}-fp16.speed@{backend}"].status for backend in BACKENDS}
     assert machine.now <= 60 * minutes + 1e-6
     assert NO_TIME in {outcome.reason for outcome in ended.values()}
-
-
-@pytest.mark.parametrize(
-    ("failing", "needing"),
-    [("inventory", ()), ("open.plan", ("*@tensorrt",)), ("open.any", ())],
-)
-def test_a_step_that_fails_stops_only_those_that_need_it(
-    machine: Machine, failing: str, needing: tuple[str, ...]
-) -> None:
-    machine.fate = lambda step: FAILED if step.matches([failing]) else OK
-    ended = machine.run(1e6)
-    for step in steps(RunSettings()):
-        outcome = ended[step.key]
-        if step.matches([failing]) or step.way:
-            continue
-        stops = bool(needing) and step.needs_gpu and step.matches(needing)
-        assert outcome.status == (NOT_RUN if stops else OK), step.key
-        assert not stops or "broke" in outcome.reason

@@ -38,7 +38,7 @@ from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
-from support.gpu_double import MADE, RTX, Code, DoubleDevice, GraphMachine, kept_graphs
+from support.gpu_double import MADE, RTX, GraphMachine, kept_graphs
 
 GAMMAS, PREFILL = (1, 2, 4), 12
 STAGES = "stages.txt"
@@ -327,24 +327,6 @@ def test_a_failed_copy_of_features_ends_the_target(
             target.forward([[1, 2]], 0)
         with pytest.raises(EngineError, match="what the KV buffers hold is not known"):
             head.forward([[1]], 2)
-
-
-@pytest.mark.parametrize("purpose", ["features", "states of a head"])
-def test_too_little_memory_is_told_by_purpose(
-    gpu: GraphMachine, load: Callable[..., Generator], purpose: str
-) -> None:
-    allocate = DoubleDevice.allocate
-
-    def short(self: DoubleDevice, size: int, name: str) -> int:
-        if name == purpose:
-            gpu.cuda.fail("cudaMalloc", code=Code.cudaErrorMemoryAllocation)
-        return allocate(self, size, name)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DoubleDevice, "allocate", short)
-        with pytest.raises(EngineError, match=rf"cannot allocate {purpose}: .* are needed"):
-            load()
-    gpu.cuda.fails = {}
 
 
 def test_a_head_beside_another_target_is_refused(

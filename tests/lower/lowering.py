@@ -63,7 +63,8 @@ class Lowering:
             kv_lengths=lengths,
         )  # fmt: skip
         source = ModelSource("target")
-        return Recipe(Path("recipe.toml"), "x", source, source, engine, QualityOptions(), tensorrt)
+        parts = engine, QualityOptions(), tensorrt
+        return Recipe(Path("recipe.toml"), "x", source, source, False, *parts)
 
     def compiler(self, library: Any = None, role: str = "draft", **options: Any) -> Compiler:
         """Return the compiler of a model; graphs are lowered without TensorRT's library."""

@@ -27,11 +27,10 @@ from specrt_export.checkpoint.task import (
     ModelTask,
     task_of,
 )
-from specrt_export.plan.generation_settings import decoder_start, generation_config
+from specrt_export.plan.generation_settings import decoder_start
 from specrt_export.portable.attachment import attach_graph
 from specrt_export.portable.exporter import check_support
 from specrt_export.portable.graph import PARTS, part_path
-from specrt_export.portable.shared_encoder import shares_encoder
 
 pytestmark = pytest.mark.export
 
@@ -246,17 +245,6 @@ def test_how_a_text_of_a_text_begins(tmp_path: Path) -> None:
         decoder_start(configured(tmp_path, {}), TEXT_TO_TEXT)
 
 
-def test_whose_hidden_states_a_draft_reads(exported: Zoo, tmp_path: Path) -> None:
-    whisper = exported("whisper")
-    assert shares_encoder(whisper.source, whisper.source)
-    folder = shutil.copytree(whisper.checkpoint.folder, tmp_path / "other")
-    stored = whisper.checkpoint.weights["model.encoder.layers.0.fc1.weight"]
-    data = bytearray(stored.file.read_bytes())
-    data[stored.offset] ^= 1
-    (folder / stored.file.name).write_bytes(data)
-    assert not shares_encoder(whisper.source, (whisper.graph, folder))
-
-
 @pytest.mark.parametrize("kind", ["vit", "wav2vec2"])
 def test_support_is_asked_of_the_task(kind: str) -> None:
     """The second hears speech, and writes no text by steps."""
@@ -277,13 +265,3 @@ def test_an_encoder_that_attends_to_blocks_is_refused() -> None:
         with pytest.raises(ExportError, match=r"to blocks of a long source.*original_full"):
             check_support(refused)
     check_support({**config, "attention_type": "original_full"})
-
-
-def test_settings_of_older_checkpoints_are_in_their_config(tmp_path: Path) -> None:
-    settings = {"num_beams": 4, "forced_bos_token_id": 0, "no_repeat_ngram_size": 3}
-    config = {**settings, "d_model": 8, "min_length": None}
-    assert generation_config(Checkpoint(tmp_path, config, {})) == settings
-    assert generation_config(configured(tmp_path, config, num_beams=1)) == {"num_beams": 1}
-    (tmp_path / "generation_config.json").write_text("[")
-    with pytest.raises(CheckpointError, match="is not JSON"):
-        generation_config(Checkpoint(tmp_path, config, {}))

@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from portable.zoo import Exported, architectures
-from shared import nightly_but
 from specrt.errors import BuildError
 from specrt_export.checkpoint.codes import Codes, decode, encode, int4_grid
 from specrt_export.portable.external_data import map_weights, widen
@@ -53,28 +52,6 @@ def rounded(
     stored = Codes("int4", np.ascontiguousarray(codes.T), scales.T, apart)
     assert (stored.floats() == restored.T).all()
     return restored.T, scales.T
-
-
-@pytest.mark.parametrize("size", nightly_but([96], [96, 1280]))
-def test_the_factor_is_that_of_the_damped_moments(size: int) -> None:
-    inputs = correlated(3 * size, size)
-    inputs[:, 5] = 0
-    exact = inputs.astype(np.float64).T @ inputs
-    mean = np.diag(exact).mean()
-    exact[5, 5] = mean
-    upper = np.triu(factor(second_moments(inputs, PRODUCTS), PRODUCTS, 0.02))
-    exact += 0.02 * mean * np.eye(size)
-    whole = np.linalg.cholesky(exact).T
-    assert upper == pytest.approx(whole / np.diag(whole)[:, None], abs=2e-4)
-
-
-@pytest.mark.parametrize("block", [16, 32, 128])
-def test_inputs_that_tell_nothing_leave_the_codes_of_the_search(block: int) -> None:
-    weights = random(70, 384)
-    restored, scales = rounded(weights, np.eye(384, dtype=np.float32), block)
-    codes, wanted = encode(weights, "int4", block)
-    assert (scales == wanted).all()
-    assert (restored == decode(codes, wanted)).all()
 
 
 @pytest.mark.parametrize("block", [32, 128])

@@ -15,28 +15,6 @@ from specrt.serve.tool_calls import CallStream, ToolCall, ToolCallParser
 BODY = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS, "max_tokens": 100}
 
 
-@pytest.mark.parametrize(
-    ("seed", "choice"), [(1, "required"), (2, {"type": "function", "function": {"name": "time"}})]
-)
-def test_a_forced_call_is_a_call(toy: Live, choice: Any, seed: int) -> None:
-    body = {**BODY, "tool_choice": choice, "seed": seed}
-    choice_ = toy.post("/v1/chat/completions", **body)["choices"][0]
-    assert choice_["finish_reason"] == "tool_calls"
-    (call,) = choice_["message"]["tool_calls"]
-    assert choice_["message"]["content"] is None
-    assert call["function"]["name"] in (["time"] if choice != "required" else ["time", "weather"])
-    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
-    first, *more = streamed_calls(events := toy.events("/v1/chat/completions", **body))
-    assert first["id"]
-    assert (first["type"], first["function"]["name"]) == ("function", call["function"]["name"])
-    assert {call["index"] for call in (first, *more)} == {0}
-    assert len(more) > 1
-    assert all(set(call) == {"index", "function"} for call in more)
-    arguments = "".join(call["function"]["arguments"] for call in (first, *more))
-    assert arguments == call["function"]["arguments"]
-    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
 def streamed_calls(events: list[Any]) -> list[Any]:
     return [c for e in events for c in e["choices"][0]["delta"].get("tool_calls", [])]
 

@@ -112,24 +112,6 @@ def test_a_tokenizers_own_special_tokens_are_added_once(tmp_path: Path) -> None:
         assert used.encode(text, parse_special=False) == used.encode(text) == ids
 
 
-def test_control_tokens_are_known_however_they_are_written(tmp_path: Path) -> None:
-    """Some tokenizers find them in lower case, and take the blanks next to them in."""
-    made = HubTokenizer(models.BPE({c: i for i, c in enumerate("</s>e \n")}, []))
-    made.normalizer = normalizers.Lowercase()
-    made.add_special_tokens(
-        [AddedToken(EOS, special=True, normalized=True, lstrip=True, rstrip=True)]
-    )
-    made.decoder = decoders.Fuse()
-    made.save(str(tmp_path / "tokenizer.json"))
-    used = Tokenizer(tmp_path / "tokenizer.json")
-    (end,) = used.encode("</S>")
-    template = ChatTemplate("e {{ messages[0].content }} </S>\ne", {})
-    for content in ("e </S> e", "</s>", "</", "<", " </S></s> "):
-        ids = used.encode(template.render([{"role": "user", "content": content}]))
-        assert (ids.count(end), ids[-2]) == (1, end)
-        assert used.decode(ids) == f"e {content.lower()}".rstrip() + "e"
-
-
 @pytest.mark.parametrize(
     ("expression", "own"),
     [

@@ -168,20 +168,6 @@ CHECK_CASE(pointers) {
     refused(specrt_params_add_text(params, "stop", wrong, std::strlen(wrong)), "is not UTF-8 at");
 }
 
-CHECK_CASE(library) {
-  THAT(specrt_abi_version() == SPECRT_ABI_VERSION);
-  THAT(specrt_last_error()[0] == '\0');
-  THAT(std::strcmp(specrt_status_name(SPECRT_BUSY), "SPECRT_BUSY") == 0);
-  THAT(specrt_status_name(-7) != nullptr);
-  const std::string parts[] = {std::to_string(SPECRT_VERSION_MAJOR),
-                               std::to_string(SPECRT_VERSION_MINOR),
-                               std::to_string(SPECRT_VERSION_PATCH)};
-  THAT(SPECRT_VERSION == parts[0] + "." + parts[1] + "." + parts[2]);
-  THAT(specrt_version() == std::string(SPECRT_VERSION " fake"));
-  for (specrt_status status = SPECRT_OK; status <= SPECRT_MEMORY; ++status)
-    THAT(std::strncmp(specrt_status_name(status), "SPECRT_", 7) == 0);
-}
-
 CHECK_CASE(opening) {
   specrt_generator* generator = nullptr;
   const auto open = [&](const char* bundle) { return specrt_open(bundle, nullptr, &generator); };
