@@ -2,6 +2,7 @@
 
     inflate.py CHECKPOINT --out FOLDER --to 200M|1B|3B|8B [--dtype float32|bfloat16|float16]
     inflate.py CHECKPOINT --out FOLDER --layers 12 --intermediate-size 4096
+    inflate.py CHECKPOINT --out FOLDER --to 200M --hybrid
 
 THE GROWN MODEL HAS THE SMALL ONE'S OUTPUTS AND THE BIG ONE'S COST. It is for one thing: to measure
 what a real pair's acceptance is worth at the cost of a larger target. It knows no more than the
@@ -16,6 +17,9 @@ and as spread as the old ones, so that kernels and quantisers meet ordinary numb
 into the residual stream cannot be: zeros, which cost a CPU what others do, but let a GPU draw less
 power. Old input columns stay side by side, so that quantising by blocks that fill a head and divide
 the old widths gives them what it gave them before.
+
+With --hybrid a Llama becomes a model of the type lfm2. Added layers are short convolutions that
+write zeros, between layers that attend; growth/hybrid.py says how it does without norms of heads.
 
 How well. In exact arithmetic outputs are equal; in float32 logits agree to about 1e-6. A checkpoint
 written in its own type keeps its numbers bit for bit, but for two things. Norms are written in
@@ -45,6 +49,7 @@ from numpy.typing import NDArray
 from growth.axes import grown_axes
 from growth.config import check_config, check_rotary, grown_config
 from growth.family import FAMILIES, family_of
+from growth.hybrid import check_hybrid, hybrid_config, hybrid_plans
 from growth.layout import Plan, is_tied, plan_weights
 from growth.shape import Shape, check_growth, presets_of
 from growth.shards import SHARD_BYTES, Entry, write_shards
@@ -74,8 +79,10 @@ def inflate(
     dtype: str,
     shard_bytes: int = SHARD_BYTES,
     say: Callable[[str], None] = lambda line: None,
+    *,
+    hybrid: bool = False,
 ) -> None:
-    """Write a grown copy of a checkpoint.
+    """Write a grown copy of a checkpoint; as a `hybrid`, its added layers are convolutions.
 
     Raises: SpecrtError for what cannot be grown or written; then nothing is at `out` that was not.
     """
@@ -87,18 +94,25 @@ def inflate(
     old = Shape.of(config, family)
     check_growth(old, new, family.divides)
     check_rotary(config, old, new)
+    if hybrid:
+        check_hybrid(config, old, new)
     sizes = {
         axis: int(config[key]) for axis, key in {"vocab": "vocab_size", **family.sizes}.items()
     }
     tied = is_tied(checkpoint, family)
     _check_out(out, new.parameters(sizes["vocab"], tied) * DTYPES[dtype][1])
     axes = grown_axes(old, new, sizes)
-    entries = [_entry(p, dtype) for p in plan_weights(checkpoint, family, axes, old, new)]
-    say(_summary(new, entries, dtype))
+    plans = plan_weights(checkpoint, family, axes, old, new)
     note = f"{name}: {old}. It has that model's outputs at this one's cost."
+    grown = grown_config(config, old, new, dtype, note, family)
+    if hybrid:
+        plans = list(hybrid_plans(plans, old, new, grown[family.epsilon]))
+        grown = hybrid_config(grown, old, new)
+    entries = [_entry(plan, dtype) for plan in plans]
+    say(_summary(new, entries, dtype))
     with atomic_folder(out) as folder:
         write_shards(folder, entries, shard_bytes)
-        text = json.dumps(grown_config(config, old, new, dtype, note, family), indent=2)
+        text = json.dumps(grown, indent=2)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
         for beside in BESIDE:
             if (checkpoint.folder / beside).is_file():
@@ -184,7 +198,10 @@ NAMES = sorted({name for family in FAMILIES for name in presets_of(family)})
 @click.option(
     "--dtype", default="float32", show_default=True, type=click.Choice(list(DTYPES)), help="Stored."
 )
-def main(checkpoint: Path, out: Path, to: str | None, dtype: str, **numbers: int | None) -> None:
+@click.option("--hybrid", is_flag=True, help="Let added layers be convolutions, as LFM2 has them.")
+def main(
+    checkpoint: Path, out: Path, to: str | None, dtype: str, hybrid: bool, **numbers: int | None
+) -> None:
     """Grow CHECKPOINT without changing its outputs: the small model's text at a big one's cost.
 
     Every figure made with the result has to say that its target was inflated.
@@ -193,7 +210,8 @@ def main(checkpoint: Path, out: Path, to: str | None, dtype: str, **numbers: int
         if not checkpoint.is_dir():
             raise CheckpointError(f"no folder {checkpoint}; give the one that holds config.json")
         opened = Checkpoint.open(checkpoint)
-        inflate(opened, out, wanted_shape(opened.config, to, numbers), dtype, say=click.echo)
+        shape = wanted_shape(opened.config, to, numbers)
+        inflate(opened, out, shape, dtype, say=click.echo, hybrid=hybrid)
     except SpecrtError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"{out} has the outputs of {checkpoint} at the cost above; say so next to figures.")

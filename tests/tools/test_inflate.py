@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,33 @@ def test_the_whole_family_keeps_its_logits(
     small = tiny(tmp_path / "small", kind, **options)
     inflate(Checkpoint.open(small), tmp_path / "grown", Shape(80, 5, 16, 8, 24, 112), "float32")
     assert error(tmp_path / "grown", small) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["", "conv.out_proj", "self_attn.q_layernorm"])
+def test_a_hybrid_keeps_them_unless_a_convolution_writes_or_a_norm_of_heads_is_not_undone(
+    name: str, tmp_path: Path
+) -> None:
+    small, out = tiny(tmp_path / "small", rms_norm_eps=1e-5), tmp_path / "grown"
+    shape = Shape(80, 5, 16, 8, 8, 112)
+    inflate(Checkpoint.open(small), out, shape, "float32", hybrid=True)
+    assert load(out).config.layer_types.count("conv") == 3
+    weights = load_file(out / "model.safetensors")
+    for key in weights:
+        if name and name in key:
+            weights[key] += weights[key].abs().mean() + 0.1
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    assert (error(out, small) < TOLERANCE) is (name == "")
+
+
+def test_codelet_as_a_hybrid_writes_codelets_text(engines: Path, tmp_path: Path) -> None:
+    small, out = engines / "codelet" / "checkpoint" / "target", tmp_path / "grown"
+    grown = replace(Shape.of(Checkpoint.open(small).config), layers=11)
+    inflate(Checkpoint.open(small), out, grown, "bfloat16", hybrid=True)
+    texts = [
+        load(each).generate(TOKENS[:1] + 200, max_new_tokens=24, do_sample=False).tolist()
+        for each in (small, out)
+    ]
+    assert texts[0] == texts[1]
 
 
 V, Q = "model.layers.0.self_attn.v_proj.weight", "model.layers.1.self_attn.q_proj.weight"

@@ -16,6 +16,7 @@ class Around(Enum):
     NOISE = "random, as spread as the old entries: it reads zeros, or what it gives is not read"
     ZERO = "zero: it would write into the residual stream"
     MEAN = "the mean of the old entries: a norm's scale of what is zero"
+    ONE = "one, times the factor: a norm's scale that the old model has nothing for"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from growth.family import NORM, Around
+from growth.family import Around
 from growth.layout import Plan
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.safetensors_file import WeightBytes
@@ -28,15 +28,16 @@ def stored_dtype(plan: Plan, dtype: str) -> str:
 
     The scale of a norm stays float32: rescaled, it is not a number of a shorter type any more.
     """
-    return "float32" if plan.kind is NORM else dtype
+    return "float32" if plan.kind.around in (Around.MEAN, Around.ONE) else dtype
 
 
 def grow(plan: Plan) -> Weights:
     """Make one weight of the grown model in float32."""
     old = read(plan.source)
     grown = _surroundings(plan, old)
-    place = np.ix_(*(axis.place for axis in plan.axes))
-    grown[place] = old[np.ix_(*(axis.source for axis in plan.axes))]
+    if plan.axes[0].old:
+        place = np.ix_(*(axis.place for axis in plan.axes))
+        grown[place] = old[np.ix_(*(axis.source for axis in plan.axes))]
     grown[plan.axes[0].blank] = 0.0
     if plan.factor != 1.0:
         grown *= np.float32(plan.factor)
@@ -51,7 +52,7 @@ def _surroundings(plan: Plan, old: Weights) -> Weights:
         values = noise.standard_normal(plan.shape, np.float32)
         values *= old.std()
         return values
-    value = old.mean() if around is Around.MEAN else 0.0
+    value = {Around.MEAN: old.mean(), Around.ONE: 1.0, Around.ZERO: 0.0}[around]
     return np.full(plan.shape, value, np.float32)
 
 
