@@ -16,7 +16,8 @@ import pytest
 import specrt
 from cpp.conftest import Library
 from cpp.test_replay import Requests, case, replay
-from heads.conftest import RECIPE, VOCABULARY, save_head, target
+from heads.conftest import RECIPE, VOCABULARY, save_head, save_mtp, target
+from shared import nightly_but
 from specrt.bundle import Bundle, hash_file
 from specrt.errors import BundleError
 from specrt.generator import Generator
@@ -40,10 +41,15 @@ WAYS: tuple[Mapping[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def pair(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of one row, as a session has it, with a head that scores some entries."""
+def pair(
+    target: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """A bundle of one row, as a session has it, with a head that scores some entries, or MTP."""
     folder = tmp_path_factory.mktemp("pair")
     text = RECIPE.format(target=target, head=save_head(folder / "head"))
+    if getattr(request, "param", "") == "mtp":
+        text = RECIPE.format(target=save_mtp(folder / "model", target), head="")
+        text = text.replace('checkpoint = ""', 'kind = "mtp"')
     recipe = folder / "recipe.toml"
     recipe.write_text(text.replace("batch = 2", "batch = 1"), encoding="utf-8")
     build(read_recipe(recipe), folder / "bundle")
@@ -87,6 +93,7 @@ def told(outcome: Mapping[str, Any]) -> dict[str, Any]:
     return {name: outcome[name] for name in ("ids", "finish_reason", "cached_tokens", "rounds")}
 
 
+@pytest.mark.parametrize("pair", nightly_but(["eagle3"], ["eagle3", "mtp"]), indirect=True)
 def test_what_python_generates_with_a_head_is_generated(
     native: Library, pair: Path, generator: Generator, tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_head_next_to_its_target_is_found(
         ('kind = "mtp"\n', {}, "target.kind"),
         ('[draft]\nkind = "none"\ncheckpoint = "x"\n', {}, "remove one of both"),
         ('[draft]\nkind = "eagle"\n', {}, "expected 'mtp' or 'none'"),
-        ("[draft]\n", {}, r"draft\.checkpoint is ''"),
+        ("[draft]\n", {}, r"draft.checkpoint is missing"),
         ('backend = "ort-cuda"\nprecision = "fp16"\n' + NAMED, {}, "which ort-cuda does not run"),
     ],
 )

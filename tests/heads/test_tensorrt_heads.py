@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import specrt
-from heads.conftest import RECIPE, VOCABULARY, save_head, tensors
+from heads.conftest import RECIPE, VOCABULARY, save_head, save_mtp, tensors
 from heads.test_head_drafting import PROMPTS, SETTINGS, Rounds
 from lower.lowering import findings, spoil
 from shared import locked, nightly_but, shared_folder
@@ -33,6 +33,8 @@ from specrt.tuning.pass_timer import PassTimer
 from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.heads.eagle3_format import KIND
+from specrt_export.heads.head_checkpoint import HeadCheckpoint
+from specrt_export.heads.mtp_format import KIND as MTP
 from specrt_export.lower.lazy_tensor import ENGINE
 from specrt_export.portable import exporter
 from specrt_export.portable.attachment import ExportedGraph
@@ -55,7 +57,8 @@ class Exports:
     def once(self, export: Callable[..., ExportedGraph]) -> Callable[..., ExportedGraph]:
         def exported(*given: Any, **named: Any) -> ExportedGraph:
             out = next(one for one in given if isinstance(one, Path))
-            path = self._folder / "-".join([export.__name__, *named, out.name])
+            kinds = [h.KIND for h in (*given, *named.values()) if isinstance(h, HeadCheckpoint)]
+            path = self._folder / "-".join([export.__name__, *kinds, out.name])
             record = path.with_suffix(".pickle")
             with locked(path.with_suffix(".lock")):
                 if not record.exists():
@@ -94,6 +97,7 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
         gammas: Sequence[int], backend: str,
     ) -> None:  # fmt: skip
         text = RECIPE.format(target=target, head=draft)
+        text = text.replace("[draft]", f'[draft]\nkind = "{MTP if draft.name == MTP else ""}"')
         text = text.replace("batch = 2", f'batch = {batch}\nbackend = "{backend}"')
         text = text.replace("[1, 2, 3, 4, 5, 6, 7, 8]", str(list(gammas)))
         text += f'precision = "{precision}"\n'
@@ -358,19 +362,20 @@ def mild(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("precision", nightly_but(["int8"], ["fp16", "int8", "int4"]))
-@pytest.mark.parametrize("kind", nightly_but(["head"], ["head", "trimmed"]))
+@pytest.mark.parametrize("kind", nightly_but([KIND], [KIND, MTP, ""]))
 def test_plans_are_built_in_every_precision(
-    built: Built, trimmed: Path, mild: Path, kind: str, precision: str
-) -> None:
+    built: Built, target: Path, trimmed: Path, mild: Path, kind: str, precision: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     """And TensorRT, of the version that parses them, has nothing against the graphs."""
-    draft = trimmed if kind == "trimmed" else mild
+    draft = save_mtp(tmp_path / MTP, target) if kind == MTP else mild if kind else trimmed
     folder = built(precision=precision, draft=draft, gammas=(2,))
     manifest = Bundle.open(folder).manifest
     assert manifest.draft is not None
     assert manifest.draft.precision == manifest.target.precision == precision
-    assert manifest.draft.kind == (KIND if kind == "head" else "")
-    assert manifest.draft.vocab_map
-    if kind == "head" and precision != "fp16":
+    assert manifest.draft.kind == kind
+    assert bool(manifest.draft.vocab_map) == (kind != MTP)
+    if kind and precision != "fp16":
         said = (folder.parent / STAGES).read_text("utf-8")
         assert ("of what the head drafts is accepted is not measured" in said) is no_gpu()
     for role in ("target", "draft"):
@@ -378,7 +383,7 @@ def test_plans_are_built_in_every_precision(
         assert (record.form, record.compute) == (NATIVE, "fp16")
         assert record.plan_bytes == (folder / role / PLAN).stat().st_size
         places = [(p.width.most, p.rows.most) for p in record.profiles]
-        drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if kind == "head" else [])]
+        drafts = [(12, 1), (1, 1), (2, 1), *([(3, 1)] if kind else [])]
         assert places == (drafts if role == "draft" else [(12, 3), (1, 1), (3, 3)])
         assert findings(folder.parent / MADE / role) == []
 

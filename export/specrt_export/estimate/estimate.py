@@ -93,6 +93,8 @@ class ModelEstimate:
     values, and of its decoder, `engine`; else the last alone."""
     cross_bytes: int = 0
     """Cross keys and values of all rows."""
+    kind: str = ""
+    """The format of a head; empty for a model."""
     encoder_of: str = ""
     """Whose hidden states a draft reads: `target`, or `target or own` where only the weights tell
     whether both encoders are the same."""
@@ -112,9 +114,9 @@ class ModelEstimate:
             self.whole_kv_bytes > self.kv_bytes
         )
         yield (
-            f"  {self.role:6} {self.checkpoint}: {_count(self.parameters)} parameters, "
-            f"{self.precision}, {engines}, KV buffers {size(self.kv_bytes - self.cross_bytes)}"
-            f"{rings}{cross}"
+            f"  {self.role:6} {self.checkpoint}{self.kind and f' ({self.kind})'}: "
+            f"{_count(self.parameters)} parameters, {self.precision}, {engines}, KV buffers "
+            f"{size(self.kv_bytes - self.cross_bytes)}{rings}{cross}"
         )
         if self.encoder_of == "target":
             yield "         reads the target's encoder"
@@ -352,6 +354,7 @@ def _model(
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
         parts=parts if len(parts) > 1 else {DECODER: engine_bytes},
         cross_bytes=cross_bytes,
+        kind=shape.head if isinstance(shape, ModelShape) else "",
         encoder_of=encoder_of,
     )
 

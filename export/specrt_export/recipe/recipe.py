@@ -305,8 +305,8 @@ def _checkpoints(recipe: Recipe) -> Problems:
         there = any(place.is_dir() or place.suffix == SUFFIX for place in places)
         yield (
             not source.checkpoint or (not is_hub_name(source.checkpoint) and not there),
-            f"{role}.checkpoint is {source.checkpoint!r}; expected a folder or a GGUF file next to "
-            "the recipe, or a hub name as 'owner/model'",
+            f"{role}.checkpoint is {repr(source.checkpoint) if source.checkpoint else 'missing'}; "
+            "expected a folder or a GGUF file next to the recipe, or a hub name as 'owner/model'",
         )
 
     yield (
