@@ -139,6 +139,7 @@ def _manifest(
         task=plan.target.task.name,
         decoder_start=plan.start,
         drafter=options.drafter,
+        snapshot_bytes=options.snapshot_bytes,
     )
     if draft is None or target.likeliest is None or draft.likeliest is None:
         return manifest

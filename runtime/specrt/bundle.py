@@ -274,6 +274,8 @@ class Manifest:
     """Tokens that a text of an encoder-decoder begins with; its prompt is the source."""
     drafter: str = ""
     """The default drafter where tuning chose none; the draft model, or else lookup, when empty."""
+    snapshot_bytes: Annotated[int, Interval(0, 1 << 40)] = 256 << 20
+    """Most bytes of snapshots of rows whose layers have recurrent states."""
 
     @property
     def max_width(self) -> int:

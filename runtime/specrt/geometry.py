@@ -12,17 +12,25 @@ from numpy.typing import NDArray
 
 from specrt.records import Count, Interval, read
 
-ATTENTION, SHARED, CONV, LENT = KINDS = "attention", "shared", "conv", "lent"
+ATTENTION, SHARED, CONV, LENT, RECURRENT = KINDS = (
+    "attention", "shared", "conv", "lent", "recurrent",
+)  # fmt: skip
 """What layers remember by: keys and values; another layer's; past inputs of a convolution; in a
-head, keys and values of a layer of its target."""
+head, keys and values of a layer of its target; a state that each token changes."""
+STATE, FACTORS = "state", "factors"
+"""What a recurrent layer keeps: its state, and the factors of what later tokens add to it."""
+BASE = "base"
+"""The input [B] that says up to which position the states of a row hold its text."""
+TAKEN_BACK = 32
+"""Latest positions of a row that are not part of its states yet, at most: what a round writes."""
 
 
 def is_ring(name: str) -> bool:
     """Tell whether a buffer of the portable graph is a ring: position p lies at p mod its length.
 
-    Others hold every position of a row.
+    Others hold every position of a row, or are a state.
     """
-    return name.startswith(f"{CONV}.")
+    return name.startswith((f"{CONV}.", f"{FACTORS}."))
 
 
 GROUP = 16
@@ -39,6 +47,10 @@ class Buffer(NamedTuple):
     width: int
     seen: int
     """How many of the latest positions a token reads, its own included; 0 for all."""
+    fixed: int = 0
+    """Of a state: the width of its keys, in the place of positions."""
+    ring: int = 0
+    """How many positions a ring has, where it does not go by what is seen and the widest pass."""
 
     def positions(self, max_length: int, ring_width: int = 0) -> int:
         """Return how many positions it has: all, or fewer in a ring.
@@ -47,14 +59,18 @@ class Buffer(NamedTuple):
         reads; 0 where an engine keeps no rings. What a rejected token was written over, no token
         that comes after the rejection sees: it lies `ring_width` further back.
         """
+        if self.fixed:
+            return self.fixed
         if not (self.seen and ring_width):
             return max_length
+        if self.ring:
+            return self.ring
         return min(max_length, -(-(self.seen + ring_width) // GROUP) * GROUP)
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """What one layer keeps of a row from one pass to the next.
+    """One thing that a layer keeps of a row from one pass to the next.
 
     Sizes that a kind does not have are 0.
     """
@@ -62,7 +78,8 @@ class LayerMemory:
     kind: str
     """One of `KINDS`."""
     kv_heads: Size = 0
-    """Of attention: heads of keys and values; a group of query heads reads each."""
+    """Of attention: heads of keys and values; a group of query heads reads each. Of a recurrent
+    layer: heads of its state."""
     key_width: Size = 0
     """Numbers of a key, and of a query; or of an input of a convolution."""
     value_width: Size = 0
@@ -70,8 +87,10 @@ class LayerMemory:
     """Of attention: how many of the latest keys a query sees, its own included; 0 for all. Of a
     convolution: its taps."""
     owner: Size = 0
-    """Of a shared layer: the earlier one whose keys and values it reads; of lent ones, the
+    """Of a shared memory: the earlier one whose keys and values its layer reads; of lent ones, the
     target's."""
+    key_heads: Size = 0
+    """Of a recurrent layer: heads of keys; a group of heads of the state shares each."""
 
     @property
     def inputs(self) -> dict[str, Buffer]:
@@ -80,6 +99,11 @@ class LayerMemory:
             return {CONV: Buffer(1, self.key_width, self.window)}
         if self.kind == SHARED:
             return {}
+        if self.kind == RECURRENT:
+            added = self.kv_heads + self.key_heads * self.key_width
+            added += self.kv_heads * self.value_width
+            state = Buffer(self.kv_heads, self.value_width, 0, self.key_width)
+            return {STATE: state, FACTORS: Buffer(1, added, TAKEN_BACK, ring=TAKEN_BACK)}
         return {
             "key": Buffer(self.kv_heads, self.key_width, self.window),
             "value": Buffer(self.kv_heads, self.value_width, self.window),
@@ -98,13 +122,14 @@ class LayerMemory:
 class Geometry:
     """The fixed sizes of one decoder."""
 
-    heads: Count
-    """Query heads of a layer that attends."""
+    heads: Size
+    """Query heads of a layer that attends; 0 where none does."""
     vocab_size: Count
     max_positions: Count
     """Positions the model was trained for; no engine is built longer."""
+    layers: Count
     memories: tuple[LayerMemory, ...]
-    """What each layer remembers."""
+    """What the layers remember, in their order; one may have several memories, or none."""
 
     @classmethod
     def uniform(
@@ -114,19 +139,14 @@ class Geometry:
         """Return the geometry of attention layers that differ by their windows at most."""
         one = LayerMemory(ATTENTION, kv_heads, head_dim, head_dim)
         memories = tuple(replace(one, window=window) for window in windows or (0,) * layers)
-        return cls(heads, vocab_size, max_positions, memories)
-
-    @property
-    def layers(self) -> int:
-        """How many layers there are."""
-        return len(self.memories)
+        return cls(heads, vocab_size, max_positions, len(memories), memories)
 
     @cached_property
     def inputs(self) -> dict[str, Buffer]:
         """The tensors that passes read, in the order of the graph contract, by names as `key.0`."""
         return {
-            f"{kind}.{layer}": buffer
-            for layer, memory in enumerate(self.memories)
+            f"{kind}.{index}": buffer
+            for index, memory in enumerate(self.memories)
             for kind, buffer in memory.inputs.items()
         }
 
@@ -139,15 +159,20 @@ class Geometry:
     def lent(self) -> dict[str, str]:
         """The inputs that are a target's, which passes only read, and their names there."""
         return {
-            f"{kind}.{layer}": f"{kind}.{memory.owner}"
-            for layer, memory in enumerate(self.memories)
+            f"{kind}.{index}": f"{kind}.{memory.owner}"
+            for index, memory in enumerate(self.memories)
             if memory.kind == LENT
             for kind in memory.inputs
         }
 
-    def attention(self, layer: int) -> LayerMemory:
-        """Return the keys and values that a layer attends to: its own, or those it shares."""
-        own = self.memories[layer]
+    @property
+    def recurs(self) -> bool:
+        """Whether a layer has a state, which holds what lies before a `base` of each row."""
+        return any(one.kind == RECURRENT for one in self.memories)
+
+    def attention(self, index: int) -> LayerMemory:
+        """Return the keys and values of a memory: its own, or those it shares."""
+        own = self.memories[index]
         return self.memories[own.owner] if own.kind == SHARED else own
 
     @property
@@ -171,7 +196,7 @@ class Geometry:
         Shapes: [batch, heads, positions, width] f32 each.
         """
         return {
-            name: np.full((batch, one.heads, positions, one.width), number, np.float32)
+            name: np.full((batch, one.heads, one.fixed or positions, one.width), number, np.float32)
             for name, one in self.inputs.items()
         }
 
@@ -179,17 +204,22 @@ class Geometry:
         """Yield what does not fit together, beginning with the field that is wrong."""
         if not self.memories:
             yield "memories is empty; expected one for each layer"
-        for layer, own in enumerate(self.memories):
-            name = f"memories[{layer}]"
+        for index, own in enumerate(self.memories):
+            name = f"memories[{index}]"
             if own.kind not in KINDS:
                 yield f"{name}.kind is {own.kind!r}; expected {', '.join(KINDS)}, or a newer specrt"
             elif own.kind == SHARED and not (
-                own.owner < layer and self.memories[own.owner].kind in (ATTENTION, LENT)
+                own.owner < index and self.memories[own.owner].kind in (ATTENTION, LENT)
             ):
-                yield f"{name}.owner is {own.owner}; expected an earlier layer that attends"
+                yield f"{name}.owner is {own.owner}; expected an earlier one that attends"
             elif own.kind in (ATTENTION, LENT) and (own.kv_heads == 0 or self.heads % own.kv_heads):
                 expected = f"expected a divisor of heads, {self.heads}"
                 yield f"{name}.kv_heads is {own.kv_heads}; {expected}"
+            elif own.kind == RECURRENT and (
+                own.key_heads == 0 or own.kv_heads == 0 or own.kv_heads % own.key_heads
+            ):
+                expected = f"expected a divisor of kv_heads, {own.kv_heads}"
+                yield f"{name}.key_heads is {own.key_heads}; {expected}"
             elif own.kind == CONV and own.window == 0:
                 yield f"{name}.window is 0; expected the taps of a convolution"
         for name, one in self.inputs.items():
@@ -203,7 +233,10 @@ class Geometry:
         Engines of the earlier form keep every position, of whatever windows: here they have none.
         """
         if "head_dim" not in written:
-            return written
+            memories = written.get("memories")
+            if "layers" in written or not isinstance(memories, list):
+                return written
+            return {**written, "layers": len(memories)}  # one each, before there were others
         old = read(_OneShape, written, name)
         if len(old.windows) != old.layers:
             raise ValueError(
@@ -216,6 +249,7 @@ class Geometry:
             "heads": old.heads,
             "vocab_size": old.vocab_size,
             "max_positions": old.max_positions,
+            "layers": old.layers,
             "memories": [one] * old.layers,
         }
 

@@ -94,6 +94,7 @@ def load(
         manifest.gammas,
         gamma=_default_gamma(manifest, tuning),
         drafter=_default_drafter(manifest, draft, tuning),
+        snapshot_bytes=manifest.snapshot_bytes,
         costs=tuning.costs if tuning else None,
         absent=absent,
         rounds=_whole_rounds(manifest, target, draft),

@@ -333,7 +333,7 @@ gammas = [1, 2, 4]
 
 @pytest.mark.nightly
 @pytest.mark.export
-@pytest.mark.parametrize("kind", ["gemma4", "lfm2"])
+@pytest.mark.parametrize("kind", ["gemma4", "lfm2", "qwen3_5", "falcon_h1"])
 def test_layers_that_remember_in_other_ways_are_replayed(
     native: Library, engines: Path, prompts: list[str], tmp_path: Path, kind: str
 ) -> None:

@@ -26,10 +26,13 @@ pytestmark = [
 Zoo = Callable[[str], Exported]
 WIDEST, LENGTH, ROWS = 5, 96, 3
 CASES = [
-    ("gemma3", "fp32"), ("gemma4", "int8"), ("lfm2", "int4"),
+    ("gemma3", "fp32"), ("gemma4", "int8"), ("lfm2", "int4"), ("qwen3_5", "fp32"),
     *(
         pytest.param(name, precision, marks=pytest.mark.nightly)
-        for name in ("gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3")
+        for name in (
+            "gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3", "qwen3_5", "mamba2",
+            "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba",
+        )
         for precision in ("fp32", "int8", "int4")
     ),
 ]  # fmt: skip

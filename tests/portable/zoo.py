@@ -153,6 +153,14 @@ _LATENT: dict[str, Any] = {
 """Multi-head latent attention: keys and values of two widths."""
 _CONV: dict[str, Any] = {"num_hidden_layers": 3, "block_auto_adjust_ff_dim": False}
 
+_LINEAR: dict[str, Any] = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+_STATES: dict[str, Any] = {
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16,
+}  # fmt: skip
+
 MEMORIES: dict[str, Model] = {
     # Half of the layers read the keys and values of others; heads of two sizes.
     "gemma4": (
@@ -181,6 +189,45 @@ MEMORIES: dict[str, Model] = {
             **_CONV, **SLIDING, "num_hidden_layers": 4, "head_dim": 16,
             "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
         },
+        {},
+    ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            "num_hidden_layers": 4, "head_dim": 16, **_LINEAR,
+            "layer_types": 3 * ["linear_attention"] + ["full_attention"],
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+            },
+        },
+        {},
+    ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig", {**_LINEAR, "layer_types": ["linear_attention", "full_attention"]}, {},
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 12, "ssm_state_size": 16,
+            "n_groups": 2, "num_hidden_layers": None,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        },
+        {},
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_STATES, "num_local_experts": 0, "num_experts_per_tok": 0,
+            "shared_intermediate_size": 64, "layer_types": ["linear_attention", "full_attention"],
+        },
+        {},
+    ),
+    "falcon_h1": ("FalconH1Config", {**_STATES, "head_dim": 16, "mamba_d_ssm": 64}, {}),
+    "bamba": ("BambaConfig", {**_STATES, "attn_layer_indices": [1]}, {}),
+    "mamba2": (
+        "Mamba2Config",
+        {"num_heads": 4, "head_dim": 16, "state_size": 16, "n_groups": 1, "expand": 2},
         {},
     ),
 }  # fmt: skip

@@ -22,7 +22,7 @@ from specrt.engine.ort.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort.ort_engine import packed_shape, silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
-from specrt.geometry import Geometry
+from specrt.geometry import TAKEN_BACK, Geometry
 from specrt_export.compile.compiler import (
     CompiledModel,
     GraphSource,
@@ -168,6 +168,11 @@ def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
     return CompiledModel(ENGINE, lowered.weight_bytes, lowered.encoder)
 
 
+LAG = TAKEN_BACK // 2
+"""Latest positions that are not part of the states of a recurrent draft: it takes back what several
+passes wrote, and a target what one did."""
+
+
 def compile_ort_cpu(
     graph: Path,
     checkpoint: Path,
@@ -209,7 +214,7 @@ def compile_ort_cpu(
     is_head = any(i.name in (CONTEXT, HIDDEN) for i in portable.graph.input) and not geometry.lent
     target = OrtTarget(
         geometry, max_length, batch, accuracy_level, confidence, positions,
-        0 if contrib or is_head else max_width, even,
+        0 if contrib or is_head else max_width, LAG if role == "draft" else 0, even,
     )  # fmt: skip
     if source is not None and contrib:
         raise BuildError(

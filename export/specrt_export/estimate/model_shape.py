@@ -374,7 +374,8 @@ class ModelShape:
         trained = sizes.number("max_position_embeddings", 2048)
         positions = sizes.number("original_max_position_embeddings", trained)
         vocab = sizes.number("vocab_size")
-        geometry = Geometry(sizes.heads, vocab, positions, sizes.memories())
+        memories = sizes.memories()
+        geometry = Geometry(sizes.heads, vocab, positions, len(sizes.types()), memories)
         weights = tuple(_weights(sizes, geometry, head))
         return cls(
             model_type=str(kind),

@@ -402,10 +402,21 @@ def fix_shapes(
                 dims[2].dim_value = max_source
 
 
+def _count_rows_once(view: GraphView) -> None:
+    """Take the number of rows from `start`, whichever input a trace took it from."""
+    inputs = {value.name for value in view.graph.input}
+    for node in view.nodes("Shape"):
+        ends = view.attributes(node)
+        if node.input[0] in inputs and ends.get("start", 0) == 0 and ends.get("end") == 1:
+            node.input[0] = "start"
+    view.tidy()
+
+
 def canonicalize(view: GraphView, counts: Counts) -> None:
     """Find projections, norms, heads and scales, whatever they were exported as."""
     find_codes(view)
     fold_values(view)
+    _count_rows_once(view)
     counts["linear"] = find_projections(view)
     counts["rms_norm"] = fuse_rms_norm(view)
     fuse_row_selection(view)

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from specrt.engine.ort.ort_engine import packed_shape
 from specrt.errors import BuildError
+from specrt.geometry import BASE
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
 from specrt_export.lower.attention import Layer, Rotary, sees_ahead, tabulate
@@ -51,6 +52,7 @@ from specrt_export.lower.projections import (
     of_matrices,
     read_projection,
 )
+from specrt_export.lower.recurrence import lower_recurrences
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.tiles import (
     TILE,
@@ -74,12 +76,15 @@ def lower_cpu(
     view.graph.input.append(_value(POSITIONS, TensorProto.INT64, ["S"]))
     crossing = fuse_cross_attention(view)
     convolutions = fuse_convolutions(view, SLOTS, POSITIONS)
+    recurrences = lower_recurrences(view, target.geometry, SLOTS, POSITIONS, target.lag)
     attend(view, target, Attention(view, target), counts)
     if crossing:
         counts["cross_attention"] = crossing, crossing
     if convolutions:
         counts["convolution"] = convolutions, convolutions
         sink_transposes(view)
+    if recurrences:
+        counts["recurrence"] = recurrences, recurrences
     _tabulate_angles(view, target.max_length)
     counts["gate_up"] = fuse_gates(view)
     _score_alone(view)
@@ -300,9 +305,11 @@ def _declare(view: GraphView, target: OrtTarget) -> None:
             one = target.geometry.inputs[name]
             positions = one.positions(target.max_length, target.max_width)
             shape = packed_shape(name, one.heads, one.width, batch, positions)
+        if name.startswith(f"{BASE}."):
+            value.CopyFrom(_value(value.name, TensorProto.INT64, [batch]))
         if shape:
             value.CopyFrom(_value(value.name, TensorProto.FLOAT, shape))
-    gone = "start", "source_length", POSITIONS
+    gone = "start", "source_length", POSITIONS, BASE
     inputs = [i for i in view.graph.input if i.name not in gone]
     inputs += [_value(name, TensorProto.INT64, ["T"]) for name in (SLOTS, POSITIONS)]
     if max_source:

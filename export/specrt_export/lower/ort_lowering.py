@@ -33,6 +33,7 @@ from specrt_export.lower.projections import (
     gated,
     join_siblings,
 )
+from specrt_export.lower.recurrence import refuse_recurrences
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_oldest_opset
 from specrt_export.portable.graph import geometry_of
 
@@ -84,6 +85,8 @@ class OrtTarget:
     """Positions of the source that a decoder attends to; 0 of one that attends to none."""
     max_width: int = 0
     """Tokens of the widest pass; 0 where every buffer has all positions."""
+    lag: int = 0
+    """How many latest positions the states of recurrent layers lag, as a draft's must."""
     even: bool = False
     """Whether passes of ONNX Runtime's operators are padded; see `pad_to_even`."""
 
@@ -100,6 +103,7 @@ def lower(
 
     The target's values are `as_wide_as_keys`.
     """
+    refuse_recurrences(portable)
     view, counts = canonical_view(portable, weights, target)
     convolve(view, counts, 1, target.positions)
     widen_values(view, geometry_of(portable))

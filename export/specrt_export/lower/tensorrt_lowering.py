@@ -37,6 +37,7 @@ from specrt_export.lower.projections import (
     join_siblings,
     read_projection,
 )
+from specrt_export.lower.recurrence import refuse_recurrences
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_opset
 from specrt_export.portable.graph import exact_modules
@@ -88,6 +89,7 @@ def lower_tensorrt(
 
     The result runs in ONNX Runtime as it is. `mark_decomposable` goes between it and TensorRT.
     """
+    refuse_recurrences(portable)
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
     fix_shapes(copy.graph, target.geometry, target.batch, target.max_length, target.max_source)

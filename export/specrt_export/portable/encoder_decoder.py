@@ -287,7 +287,7 @@ def measure(model: Any, hook: Hook, task: ModelTask) -> tuple[Geometry, SourceGe
         frames=_frames(encoder) if speech else 0,
     )
     vocabulary = int(output.logits.shape[-1])
-    geometry = Geometry(hook.heads, vocabulary, table_size(decoder), memories)
+    geometry = Geometry(hook.heads, vocabulary, table_size(decoder), layers, memories)
     return geometry, source
 
 

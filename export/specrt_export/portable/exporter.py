@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,23 +28,18 @@ from specrt_export.heads.head_formats import HEAD_FORMATS
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.encoder_decoder import trace_encoder_decoder
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, PART, part_path
+from specrt_export.portable.hook import FUNCTIONS
+from specrt_export.portable.state_function import define
 from specrt_export.portable.trace import Traced, quiet, trace
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
-RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "hybrid", "ssm", "rwkv")
-
 LENGTH_DEPENDENT = ("dynamic", "su")
 
-# fmt: off
-RECURRENT_TYPES = frozenset((
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
-    "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid",
-    "qwen3_5", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba",
-    "zamba2",
-))
-
-# fmt: on
+RECURRENT_TYPES = frozenset(
+    ("falcon_mamba", "jamba", "kimi_linear", "mamba", "minimax", "recurrent_gemma", "rwkv", "xlstm")
+)
+"""Whose states decay by channel, or change by a rule of their own."""
 ALIBI_TYPES = frozenset(("bloom", "mpt"))
 
 BLOCK_SPARSE = "block_sparse"
@@ -69,13 +65,10 @@ def check_support(config: Mapping[str, Any]) -> None:
 
 
 def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
-    types = {str(layer) for layer in config.get("layer_types") or ()}
-    recurrent = sorted(t for t in types if any(word in t for word in RECURRENT))
-    if kind in RECURRENT_TYPES or recurrent:
-        named = f" ({', '.join(recurrent)})" if recurrent else ""
+    if kind in RECURRENT_TYPES:
         return (
-            f"it has layers with a recurrent state{named}, which cannot be rolled back when a "
-            f"drafted token is rejected. {INSTEAD}"
+            "its layers change their state by another rule than the gated delta rule or a scalar "
+            f"decay of each head. {INSTEAD}, or have such states"
         )
     if isinstance(config.get("decoder"), Mapping):
         return (
@@ -88,8 +81,9 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
-    if config.get("is_moe") is False:  # the sizes of experts are there, and unused
-        return None
+    kinds = config.get("layers_block_type")
+    if config.get("is_moe") is False or (kinds and "moe" not in kinds):
+        return None  # the sizes of experts are there, and unused
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
     for key, count in ((key, part.get(key)) for part in parts for key in EXPERTS):
         if isinstance(count, int) and count > 1:
@@ -155,7 +149,8 @@ def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
     task = task_of(config)
     assert task is not None, "a type that has none was refused"
     model: Any = getattr(transformers, classes_for(task.name)[kind][0])
-    if not getattr(model, "_supports_attention_backend", False) and not task.conditioned:
+    called = {"ALL_ATTENTION_FUNCTIONS", *FUNCTIONS} & vars(sys.modules[model.__module__]).keys()
+    if not (called or getattr(model, "_supports_attention_backend", False) or task.conditioned):
         return (
             f"transformers' {model.__name__} computes attention itself, not through the "
             f"attention interface that the exporter replaces. {INSTEAD}"
@@ -334,6 +329,7 @@ def _finish(
     describe(traced)
     # Through the serialised form, whose nodes are in the order of what they read.
     model = _proto(ir.from_proto(_proto(traced.model)))
+    define(model)
     if checkpoint.weights:
         tell("attach")
         attach(model, checkpoint)

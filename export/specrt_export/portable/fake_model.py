@@ -57,7 +57,17 @@ def traceable(model: Any) -> Any:
             module.rope_type = "default"
         if hasattr(module, "expand_kv"):
             module.expand_kv = MethodType(_expanded, module)
+        if hasattr(module, "recomposition_frequencies"):
+            module.recomposition_frequencies = _of_text
     return model.eval()
+
+
+def _of_text(angles: Tensor) -> Tensor:
+    """Return the cosines or sines [B, S, R] of angles [3, B, S, R / 2] by time, height and width.
+
+    The three positions of a token of text are one; transformers scatters theirs into each other.
+    """
+    return torch.cat((angles[0], angles[0]), -1)
 
 
 def _expanded(attention: Any, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +93,9 @@ def faked(mode: FakeTensorMode) -> Iterator[None]:
             return None
         with mode:
             empty = torch.empty(parameter.shape, dtype=parameter.dtype)
-        return torch.nn.Parameter(empty, requires_grad=False)
+        made: Any = torch.nn.Parameter(empty, requires_grad=False)
+        made._is_hf_initialized = True  # transformers fills in no others
+        return made
 
     handle = register_module_parameter_registration_hook(fake)
     try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError, ExportError
-from specrt.geometry import Geometry
+from specrt.geometry import BASE, Geometry
 from specrt.records import read
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
@@ -394,6 +394,7 @@ class GraphRun:
         self.lent: dict[str, NDArray[np.float32]] = {}
         """What a head reads of its target, by its inputs: rings, or all positions."""
         self._buffers: dict[str, NDArray[np.float32]] = {}
+        self._base = np.zeros(0, np.int64)
         self._conditions: dict[str, NDArray[Any]] = {}
 
     def condition(self, sources: Sequence[NDArray[Any]]) -> None:
@@ -408,6 +409,7 @@ class GraphRun:
         self._buffers = self.geometry.filled(batch, length, 3.0)
         for name, buffer in self.lent.items():
             self._buffers[name] = repeated(buffer, buffer.shape[2], length)
+        self._base = np.zeros(batch, np.int64)
 
     def repeat(self, filled: int) -> None:
         """Fill the KV buffers with copies of their first positions, whatever is there."""
@@ -432,6 +434,10 @@ class GraphRun:
             **self._conditions,
             **self._buffers,
         }
+        if self.geometry.recurs:
+            # Rings hold all positions here, so that a row may go back, and its state begin anew.
+            feed[BASE] = np.where(feed["start"] < self._base, 0, self._base)
+            self._base = feed["start"]
         feed |= {name: value for name, value in beside.items() if value is not None}
         written = self.geometry.buffers
         found = self._session.run([*wanted, *(f"present_{n}" for n in written)], feed)

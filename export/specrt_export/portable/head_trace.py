@@ -103,7 +103,7 @@ def _measured(model: Any, hook: Hook, head: HeadCheckpoint, positions: int) -> G
     pair = torch.zeros(1, WIDTH, head.config.width)
     model(pair, pair, order, _causal(hook, WIDTH), probe)
     memories = probe.memories(hook, head.config.layers, head.KIND)
-    return Geometry(hook.heads, head.config.vocabulary, positions, memories)
+    return Geometry(hook.heads, head.config.vocabulary, positions, head.config.layers, memories)
 
 
 def _causal(hook: Hook, length: Any) -> Tensor | None:
@@ -151,7 +151,7 @@ def _trace_assistant(head: Assistant, positions: int, memories: tuple[LayerMemor
         stored = StoredWeights.of(model.assistant, mode, buffers)
         model.assistant.model.config._attn_implementation = name
         heads = model.assistant.model.config.num_attention_heads
-        geometry = Geometry(heads, config.vocabulary, positions, memories)
+        geometry = Geometry(heads, config.vocabulary, positions, len(memories), memories)
         with mode:
             module = DraftAssistant(model, hook, geometry).eval()
             graph = export_module(

@@ -8,21 +8,60 @@ serves every model that uses that interface.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from math import inf
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.onnx.ops import symbolic
+from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from specrt.errors import ExportError
-from specrt.geometry import ATTENTION, CONV, SHARED, LayerMemory
+from specrt.geometry import ATTENTION, BASE, CONV, FACTORS, RECURRENT, SHARED, STATE, LayerMemory
 
 NAME = "specrt"
 
 OPSET = 24
+RECURRENCE = "StateRecurrence"
+"""The function of portable graphs that reads and changes a recurrent state; see `recurrence`."""
+
+
+class _State(NamedTuple):
+    """What a layer takes for its state, and hands on to the function that reads and changes it."""
+
+    cache: Any
+    """A `Probe`, or `Buffers`."""
+    layer: int
+
+
+class Recurrence(NamedTuple):
+    """How a layer's state changes with each token: S = exp(g) S + k u, and y = S q.
+
+    u is beta v, or by the delta rule beta (v - exp(g) S k) (Yang et al., Gated Delta Networks,
+    arXiv:2412.06464).
+    Shapes: q, k [B, S, key heads, D]; v [B, S, H, E]; g, beta [B, S, H]; S [H, D, E].
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    """Its logarithm, g."""
+    beta: Tensor
+    delta: bool
+    scale: float = 1.0
+    """What queries are multiplied by."""
+    epsilon: float = 0.0
+    """Where it is not 0, queries and keys are divided by the root of their squares' sum and it."""
+
+    @property
+    def memory(self) -> LayerMemory:
+        """What a layer remembers of it."""
+        heads, key_heads = int(self.value.shape[2]), int(self.key.shape[2])
+        sizes = int(self.key.shape[3]), int(self.value.shape[3])
+        return LayerMemory(RECURRENT, heads, *sizes, key_heads=key_heads)
 
 
 class _Empty:
@@ -38,6 +77,12 @@ class _Empty:
         return 0
 
     def get_conv_state(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def get_recurrent_state(self, layer: int, **_: Any) -> _State:
+        return _State(self, layer)
+
+    def update_recurrent_state(self, *_: Any, **__: Any) -> None:
         return None
 
     def get_query_offset(self, *_: Any) -> int:
@@ -60,14 +105,21 @@ class Probe(_Empty):
         super().__init__(layers, length)
         self.pairs: dict[int, tuple[Tensor, Tensor]] = {}
         self.keys: list[Tensor] = []
-        self.taps: dict[int, tuple[int, int]] = {}
+        self.others: list[tuple[int, LayerMemory]] = []
+        """What layers remember besides, in the order in which they ran."""
 
     def update_conv_state(
         self, new: Tensor, layer: int, conv_kernel_size: int = 0, **_: Any
     ) -> Tensor:
         """Note the channels and taps of a layer's convolution; return inputs that begin a row."""
-        self.taps[layer] = int(new.shape[1]), conv_kernel_size
+        memory = LayerMemory(CONV, key_width=int(new.shape[1]), window=conv_kernel_size)
+        self.others.append((layer, memory))
         return torch.nn.functional.pad(new, (conv_kernel_size - 1, 0))
+
+    def recur(self, layer: int, one: Recurrence) -> Tensor:
+        """Note how a layer's state changes; return outputs of the right shape."""
+        self.others.append((layer, one.memory))
+        return one.value
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
@@ -77,23 +129,30 @@ class Probe(_Empty):
         self.keys.append(key)
         return key, value
 
-    def memories(self, hook: Hook, layers: int, model_type: str) -> tuple[LayerMemory, ...]:
-        """Return what each layer remembers, after a pass in which `hook` saw it attend.
+    def memories(
+        self, hook: Hook, layers: int, model_type: str, forgetful: Collection[int] = ()
+    ) -> tuple[LayerMemory, ...]:
+        """Return what the layers remember, after a pass in which `hook` saw them attend.
 
-        Raises: ExportError for a layer that neither attends nor convolves, or that shares keys
+        Layers that `forgetful` names keep nothing.
+        Raises: ExportError for other layers that were not seen to, and for one that shares keys
             within another window than their owner's.
         """
-        return tuple([self._memory(hook, layer, model_type) for layer in range(layers)])
-
-    def _memory(self, hook: Hook, layer: int, model_type: str) -> LayerMemory:
-        if layer in self.taps:
-            return LayerMemory(CONV, key_width=self.taps[layer][0], window=self.taps[layer][1])
-        if layer not in hook.read:
+        own = self.others + [(layer, LayerMemory(ATTENTION)) for layer in hook.read]
+        own.sort(key=lambda one: one[0])
+        for layer in set(range(layers)) - {layer for layer, _ in own} - set(forgetful):
             raise ExportError(
                 f"layer {layer} of {model_type} remembers in another way than through "
-                "transformers' attention interface or its convolutions; the portable graph needs a "
-                "memory for each layer"
+                "transformers' attention interface, its convolutions or its recurrent states; the "
+                "portable graph needs a memory for each layer"
             )
+        hook.index = {(one.kind, layer): index for index, (layer, one) in enumerate(own)}
+        return tuple([
+            self._attention(hook, layer, model_type) if one.kind == ATTENTION else one
+            for layer, one in own
+        ])  # fmt: skip
+
+    def _attention(self, hook: Hook, layer: int, model_type: str) -> LayerMemory:
         key, value = hook.read[layer]
         heads, window = int(key.shape[1]), hook.windows[layer]
         owners = [at for at, shown in self.pairs.items() if shown[0] is key and shown[1] is value]
@@ -105,7 +164,7 @@ class Probe(_Empty):
                     f"window of {window}, and that one within {hook.windows[owner]} (0 is none); a "
                     "layer that shares has its owner's window"
                 )
-            return LayerMemory(SHARED, owner=owner)
+            return LayerMemory(SHARED, owner=hook.index[ATTENTION, owner])
         return LayerMemory(ATTENTION, heads, int(key.shape[3]), int(value.shape[3]), window)
 
 
@@ -116,17 +175,24 @@ class Buffers(_Empty):
     multi-head latent attention, DeepSeek-V2, arXiv:2405.04434), `attended` writes it.
     """
 
-    def __init__(self, buffers: Mapping[str, Tensor], start: Tensor) -> None:
-        layers = 1 + max(int(name.partition(".")[2]) for name in buffers)
-        super().__init__(layers, next(iter(buffers.values())).shape[2])
+    def __init__(
+        self, buffers: Mapping[str, Tensor], start: Tensor,
+        index: Mapping[tuple[str, int], int] | None = None, layers: int = 0,
+    ) -> None:  # fmt: skip
+        lengths = [one.shape[2] for name, one in buffers.items() if name.startswith("key.")]
+        super().__init__(layers or len(lengths), lengths[0] if lengths else 1)
         self.start = start
-        self.written = dict(buffers)
+        self.written = {name: one for name, one in buffers.items() if name != BASE}
+        self._index, self._base = index or {}, buffers.get(BASE)
+
+    def _name(self, buffer: str, kind: str, layer: int) -> str:
+        return f"{buffer}.{self._index.get((kind, layer), layer)}"
 
     def update(
         self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write new keys and values [B, Hkv, S, D] into the layer's buffers [B, Hkv, M, D]."""
-        names = f"key.{layer}", f"value.{layer}"
+        names = [self._name(one, ATTENTION, layer) for one in ("key", "value")]
         for name, new in zip(names, (key, value), strict=True):
             buffer = self.written[name]
             if (buffer.shape[1], buffer.shape[3]) != (new.shape[1], new.shape[3]):
@@ -141,7 +207,7 @@ class Buffers(_Empty):
         Position p lies at p mod R. Returns what the convolution reads, [B, C, taps - 1 + S]: zeros
         stand for what lies before the row.
         """
-        name = f"{CONV}.{layer}"
+        name = self._name(CONV, CONV, layer)
         ring = self.written[name]
         batch, channels, width = new.shape
         length = torch.tensor(ring.shape[2])
@@ -164,7 +230,23 @@ class Buffers(_Empty):
         """Return the buffers that attention reads, given what a layer calls it with."""
         if any(key is buffer for buffer in self.written.values()):
             return key, value
-        return self._write(f"key.{layer}", key), self._write(f"value.{layer}", value)
+        names = [self._name(one, ATTENTION, layer) for one in ("key", "value")]
+        return self._write(names[0], key), self._write(names[1], value)
+
+    def recur(self, layer: int, one: Recurrence) -> Tensor:
+        """Return what a layer reads of its state, [B, S, H, E], which it changes."""
+        names = [self._name(buffer, RECURRENT, layer) for buffer in (STATE, FACTORS)]
+        memory = [self.written[name] for name in names]
+        read, *written = symbolic_multi_out(
+            f"{NAME}::{RECURRENCE}",
+            [one.query, one.key, one.value, one.decay, one.beta, *memory, self.start, self._base],
+            {"delta": int(one.delta), "scale": one.scale, "epsilon": one.epsilon},
+            dtypes=[torch.float32] * 3,
+            shapes=[one.value.shape, *(tensor.shape for tensor in memory)],
+            version=1,
+        )
+        self.written.update(zip(names, written, strict=True))
+        return read
 
     def _write(self, name: str, new: Tensor) -> Tensor:
         self.written[name] = scattered(self.written[name], new, self.start, "linear")
@@ -202,6 +284,8 @@ class Hook:
         self.read: dict[int, tuple[Tensor, Tensor]] = {}
         """Per layer of a decoder that attended, the keys and values that it read."""
         self.cache: Buffers | None = None
+        self.index: dict[tuple[str, int], int] = {}
+        """Where memories are in the geometry, by kind and layer; where the layer is, by default."""
         self.heads = 0
         """Query heads of the layers that attended."""
         self.positions: Tensor | None = None
@@ -410,7 +494,46 @@ def causal_conv(
     return made if activation is None else cast(Tensor, ACT2FN[activation](made))
 
 
-FUNCTIONS = {"causal_conv1d_fn": causal_conv}
+def gated_delta(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, initial_state: _State,
+    use_qk_l2norm_in_kernel: bool = False, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Return the outputs [B, S, H, E] of the gated delta rule.
+
+    In place of `torch_chunk_gated_delta_rule` of transformers.
+    """
+    epsilon = 1e-6 if use_qk_l2norm_in_kernel else 0.0
+    scale = float(query.shape[3]) ** -0.5
+    one = Recurrence(query, key, value, g, beta, delta=True, scale=scale, epsilon=epsilon)
+    return initial_state.cache.recur(initial_state.layer, one), None
+
+
+def state_space(
+    hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,  # noqa: N803
+    initial_states: _State, D: Tensor | None = None, dt_bias: Tensor | None = None,  # noqa: N803
+    dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, inf), **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Return the outputs [B, S, H, E] of a state space model.
+
+    In place of `mamba2_chunk_scan` of transformers (Dao and Gu, Transformers are SSMs,
+    arXiv:2405.21060).
+    """
+    if dt_bias is not None:
+        dt = dt + dt_bias
+    if dt_softplus:
+        dt = torch.nn.functional.softplus(dt)
+    if dt_limit[0] > 0.0 or dt_limit[1] < inf:
+        dt = torch.clamp(dt, *dt_limit)
+    one = Recurrence(C, B, hidden_states, A * dt, dt, delta=False)
+    read = initial_states.cache.recur(initial_states.layer, one)
+    return read if D is None else read + hidden_states * D.unsqueeze(-1), None
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": causal_conv,
+    "mamba2_chunk_scan": state_space,
+    "torch_chunk_gated_delta_rule": gated_delta,
+}
 """Functions that transformers' modules call by name, and what is traced in their place."""
 
 

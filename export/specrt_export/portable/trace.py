@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.onnx.ops import symbolic
 
 from specrt.errors import ExportError, reason_of
-from specrt.geometry import Geometry, is_ring
+from specrt.geometry import BASE, Geometry, is_ring
 from specrt_export.checkpoint.task import normalized
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
@@ -33,6 +33,9 @@ from specrt_export.portable.hook import OPSET, Buffers, Hook, Probe, installed, 
 # Example sizes, all different, so that no two symbols can be taken for one.
 BATCH, WIDTH, LENGTH, ROWS, RING = 2, 5, 64, 3, 24
 
+
+UNCOUNTED = 1 << 20
+"""Positions of a model that was trained for no certain number of them."""
 
 NO_NUMBER = -1
 """The argmax of a row of logits that holds a NaN."""
@@ -59,7 +62,8 @@ def contract(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a decoder's inputs and outputs, with what it reads and makes besides."""
     written = [f"present_{name}" for name in geometry.buffers]
-    inputs = "input_ids", "start", "rows", *reads, *geometry.inputs
+    base = (BASE,) if geometry.recurs else ()
+    inputs = "input_ids", "start", "rows", *reads, *geometry.inputs, *base
     return inputs, ("logits", "argmax", *makes, *written)
 
 
@@ -151,7 +155,8 @@ def trained_positions(config: Any) -> int:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == LONG_ROPE:
         return int(rope["original_max_position_embeddings"])
-    return int(config.max_position_embeddings)
+    # Without attention nothing counts positions.
+    return int(getattr(config, "max_position_embeddings", None) or UNCOUNTED)
 
 
 def measure(model: Any, hook: Hook) -> Geometry:
@@ -167,12 +172,19 @@ def measure(model: Any, hook: Hook) -> Geometry:
     model(
         input_ids=torch.zeros_like(positions),
         position_ids=positions,
-        past_key_values=probe,
         use_cache=True,
+        **remembering(model, probe),
         **every_row(model),
     )
-    memories = probe.memories(hook, layers, config.model_type)
-    return Geometry(hook.heads, config.vocab_size, trained_positions(config), memories)
+    memories = probe.memories(hook, layers, config.model_type, _forgetful(config))
+    trained = trained_positions(config)
+    return Geometry(hook.heads, config.vocab_size, trained, layers, memories)
+
+
+def _forgetful(config: Any) -> list[int]:
+    """Return the layers that mix no tokens, and so remember none."""
+    kinds = getattr(config, "layers_block_type", None) or ()
+    return [layer for layer, kind in enumerate(kinds) if kind in ("mlp", "moe")]
 
 
 class Decoder(torch.nn.Module):
@@ -192,6 +204,7 @@ class Decoder(torch.nn.Module):
         self.maps = maps
         self.feature = feature
         self.inputs = inputs
+        self.layers = int(normalized(model.config).num_layers)
 
     def forward(
         self, input_ids: Tensor, start: Tensor, rows: Tensor, buffers: dict[str, Tensor]
@@ -200,7 +213,7 @@ class Decoder(torch.nn.Module):
 
         Shapes: input_ids [B, S], start [B], rows [R], buffers [B, heads, M, width]; returns
         logits [B, R, V], their argmax [B, R] (-1 for a row with a NaN), the feature [B, S, H] if
-        there is one, and the buffers as written.
+        there is one, and the buffers as written. Among buffers is the base [B] of states, if any.
         """
         with _entering(self.model, self.inputs) as states:
             logits, argmax, written = self._run(input_ids, start, rows, buffers)
@@ -212,14 +225,14 @@ class Decoder(torch.nn.Module):
         self, input_ids: Tensor, start: Tensor, rows: Tensor, buffers: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         positions = start.unsqueeze(1) + torch.arange(input_ids.shape[1])
-        cache = Buffers(buffers, start)
+        cache = Buffers(buffers, start, self.hook.index, self.layers)
         self.hook.begin(positions, cache=cache)
         with rows_only(self.model, rows):
             logits = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
+                **remembering(self.model, cache),
                 **every_row(self.model),
             ).logits
         # Told here, where the row was just made: a device would have to read every logit again.
@@ -311,6 +324,12 @@ def rows_only(model: Any, rows: Tensor) -> Iterator[None]:
         handle.remove()
 
 
+def remembering(model: Any, cache: Any) -> dict[str, Any]:
+    """Return the option by which a model takes a cache, by the name that it has there."""
+    names = signature(model.forward).parameters
+    return {"cache_params" if "cache_params" in names else "past_key_values": cache}
+
+
 def every_row(model: Any) -> dict[str, Any]:
     """Return the option by which a model takes no rows out itself, where it has one.
 
@@ -344,17 +363,25 @@ def export_module(
 
 
 def example_buffers(geometry: Geometry) -> dict[str, Tensor]:
-    """Return the buffers of all memories that a module is traced with."""
-    return {
-        name: torch.zeros(BATCH, one.heads, RING if is_ring(name) else LENGTH, one.width)
+    """Return the buffers of all memories that a module is traced with, and the base of states."""
+    buffers = {
+        name: torch.zeros(
+            BATCH, one.heads, one.fixed or (RING if is_ring(name) else LENGTH), one.width
+        )
         for name, one in geometry.inputs.items()
     }
+    base = {BASE: torch.zeros(BATCH, dtype=torch.int64)} if geometry.recurs else {}
+    return buffers | base
 
 
 def buffer_dims(geometry: Geometry, batch: Any, length: Any) -> dict[str, dict[int, Any]]:
     """Return the symbolic dimensions of each buffer; rings have a length of their own."""
     ring = torch.export.Dim("P")
-    return {name: {0: batch, 2: ring if is_ring(name) else length} for name in geometry.inputs}
+    dims = {
+        name: {0: batch} | ({} if one.fixed else {2: ring if is_ring(name) else length})
+        for name, one in geometry.inputs.items()
+    }
+    return dims | ({BASE: {0: batch}} if geometry.recurs else {})
 
 
 def graph_of(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> ir.Model:

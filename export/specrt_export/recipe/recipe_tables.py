@@ -96,6 +96,9 @@ class EngineOptions:
     drafter: str = ""
     """The drafter used when none is asked for and `specrt tune` found no other; when empty the
     draft model, or lookup without one."""
+    snapshot_bytes: Annotated[int, Interval(0, 1 << 40)] = 256 << 20
+    """Of layers with recurrent states: most bytes of snapshots, by which a text goes on from the
+    end of an earlier prompt or turn; without one it is read again."""
 
     @property
     def widest(self) -> int:

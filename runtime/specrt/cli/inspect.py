@@ -19,7 +19,7 @@ from specrt.doctor import abilities, libraries, machine
 from specrt.engine.backends import backend_of
 from specrt.engine.ort.kernels import CONTRIB
 from specrt.errors import BundleError
-from specrt.geometry import ATTENTION, CONV, SHARED, Geometry
+from specrt.geometry import ATTENTION, CONV, RECURRENT, SHARED, Geometry
 from specrt.params import AUTO
 from specrt.system.memory import size
 from specrt.text.tokenizer import Tokenizer
@@ -111,7 +111,15 @@ def _bundle_facts(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
             "memory",
             f"{size(sizes['total_bytes'])}: weights {size(sizes['weight_bytes'])}, {buffers}",
         ),
+        *_snapshot_facts(manifest),
     ]
+
+
+def _snapshot_facts(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what snapshots of recurrent states take, where there are such states."""
+    if not any(model.geometry.recurs for model in manifest.models):
+        return []
+    return [("snapshots", f"of states, up to {size(manifest.snapshot_bytes)} besides")]
 
 
 def _tokens(bundle: Path, ids: Sequence[int | None]) -> str:
@@ -171,6 +179,8 @@ def _layers(geometry: Geometry) -> str:
         seen = [one.window for one in geometry.memories if one.kind == kind and one.window]
         if seen:
             parts.append(f"{len(seen)} of them {verb} {_list(tuple(sorted({*seen})))} positions")
+    recurrent = sum(one.kind == RECURRENT for one in geometry.memories)
+    parts += [f"{recurrent} have a recurrent state"] * (recurrent > 0)
     shared = sum(one.kind == SHARED for one in geometry.memories)
     parts += [f"{shared} share keys and values"] * (shared > 0)
     return ", ".join(parts)

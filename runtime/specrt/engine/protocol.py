@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,6 +70,32 @@ class BlockShape(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RowSnapshot:
+    """What a row's layers remember that a longer text changes; the row can go back to it later."""
+
+    least: int
+    most: int
+    """From which positions the row can go on, as far as its text is the same."""
+    parts: Sequence[tuple[str, tuple[Any, ...], NDArray[Any]]]
+    """Of each cache of the engine, where in a row what lies."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(array.nbytes for _, _, array in self.parts)
+
+
+class Snapshots(Protocol):
+    """Takes and restores snapshots of an engine's rows."""
+
+    def take(self, row: int) -> RowSnapshot:
+        """Copy what a row has."""
+
+    def restore(self, row: int, snapshot: RowSnapshot) -> None:
+        """Let a row, whose keys are of the same text, go on from a snapshot."""
+
+
+@dataclass(frozen=True)
 class EngineTraits:
     """What an engine has besides its passes."""
 
@@ -89,6 +115,8 @@ class EngineTraits:
     rewind: Callable[[int], int] = lambda row: 0
     """Return the least position that a row can go on from, but for 0, from which every text can:
     layers that see the latest positions only have forgotten what they no longer see."""
+    snapshots: Snapshots | None = None
+    """What takes snapshots of rows; None where they would hold nothing that rows lose."""
 
 
 class Engine(Protocol):

@@ -137,7 +137,9 @@ class Scheduler:
     ) -> None:  # fmt: skip
         self._begin = rounds
         self._engines = [e for e in (models.target, models.draft) if e is not None]
-        self._slots = SlotTable(self._engines, prompt_cache=prompt_cache)
+        self._slots = SlotTable(
+            self._engines, prompt_cache=prompt_cache, snapshot_bytes=models.snapshot_bytes
+        )
         self._executor = BatchExecutor(models.target, models.draft, max(models.gammas) + 2)
         self._waiting: deque[Request] = deque()
         self._running: dict[ActiveSlot, Slot] = {}
@@ -445,7 +447,10 @@ class Scheduler:
         request = _request(slot)
         try:
             if round_ is not None:
+                begins = not request.completion.timings.arrivals
                 request.deliver(round_, self.lock.now_ns())
+                if begins:  # the prompt was read
+                    self._slots.keep(slot)
             elif error is None:
                 request.finish()
         except INTERRUPTS:
@@ -456,6 +461,8 @@ class Scheduler:
             request.fail(error)
             slot.invalidate()
         if request.over:
+            if error is None:
+                self._slots.keep(slot)
             self._end(active)
         active.undelivered = False
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
-from specrt.engine.protocol import ConditionedEngine, Engine, PackedEngine, Source
+from specrt.engine.protocol import ConditionedEngine, Engine, PackedEngine, RowSnapshot, Source
 from specrt.scheduler.request import CommonPrefix, Request, same_source
 from specrt.speculation.kv_cache import KVCache
 
@@ -27,6 +28,8 @@ class Slot:
         """Its request's, which may go on elsewhere later; they only grow."""
         self.caches = [KVCache(engine) for engine in engines]
         """What each model holds, the target first."""
+        self.snapshots: list[list[RowSnapshot]] = [[] for _ in engines]
+        """Of each model, what was taken of the text here, the latest last."""
         self.source: Source | None = None
         """What the encoder read for the row; None where it read nothing, or that is not known."""
         self.readers = 0
@@ -74,11 +77,37 @@ class Slot:
     def _kept(self, model: int, most: int) -> int:
         """Return from which position on, up to `most`, a model can go on with the text here.
 
-        It is 0 where its layers have forgotten what came before.
+        It is 0 where its layers have forgotten what came before, and no snapshot holds it.
         """
         cache = self.caches[model]
         length = min(cache.length, most)
-        return length if length >= cache.engine.traits.rewind(self.index) else 0
+        if length >= cache.engine.traits.rewind(self.index):
+            return length
+        ends = [min(one.most, length) for one in self.snapshots[model] if one.least <= length]
+        return max(ends, default=0)
+
+    def keep(self) -> None:
+        """Take a snapshot of what the models hold, where a longer text would change it."""
+        for cache, taken in zip(self.caches, self.snapshots, strict=True):
+            snapshots = cache.engine.traits.snapshots
+            if snapshots is not None and cache.length and not self.forgotten:
+                snapshot = snapshots.take(self.index)
+                if snapshot.least <= cache.length:
+                    taken.append(replace(snapshot, most=min(snapshot.most, cache.length)))
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of its snapshots."""
+        return sum(one.nbytes for taken in self.snapshots for one in taken)
+
+    def _go_back(self, model: int, length: int) -> None:
+        """Let a model go on from a position of the text here, by a snapshot if it must."""
+        engine = self.caches[model].engine
+        if length >= engine.traits.rewind(self.index):
+            return
+        found = [one for one in self.snapshots[model] if one.least <= length <= one.most]
+        if found and engine.traits.snapshots is not None:
+            engine.traits.snapshots.restore(self.index, found[-1])
 
     def soon(self, request: Request) -> int:
         """Return how many first tokens of a request its own one will have read soon."""
@@ -107,6 +136,12 @@ class Slot:
             for cache, length in zip(self.caches, lengths, strict=True):
                 assert isinstance(cache.engine, PackedEngine), "other engines copy no rows"
                 cache.engine.copy_row(holder.index, self.index, length)
+        self.snapshots = [
+            [replace(one, most=min(one.most, most)) for one in taken if one.least <= most > 0]
+            for taken in holder.snapshots
+        ]
+        for model, length in enumerate(lengths):
+            self._go_back(model, length)
         if holds:
             self.source, self.readers = holder.source, holder.readers
         else:
@@ -151,6 +186,7 @@ class Slot:
     def invalidate(self) -> None:
         """Count the buffers as empty: they were overwritten, and a request reads its text again."""
         self.readers = 0
+        self.snapshots = [[] for _ in self.caches]
         for cache in self.caches:
             cache.length = 0
 
@@ -162,8 +198,10 @@ WORTHWHILE = 16
 class SlotTable:
     """All slots; with `prompt_cache` what they hold of earlier requests is reused."""
 
-    def __init__(self, engines: Sequence[Engine], *, prompt_cache: bool) -> None:
-        self._prompt_cache = prompt_cache
+    def __init__(
+        self, engines: Sequence[Engine], *, prompt_cache: bool, snapshot_bytes: int = 0
+    ) -> None:
+        self._prompt_cache, self._snapshot_bytes = prompt_cache, snapshot_bytes
         self._copies = all(isinstance(engine, PackedEngine) for engine in engines)
         self._slots = [Slot(i, engines) for i in range(engines[0].batch)]
         self._taken = 0
@@ -188,6 +226,15 @@ class SlotTable:
             return (shared if shared >= least else 0, -slot.used)
 
         return max((s for s in self._slots if s.request is None), key=worth, default=None)
+
+    def keep(self, slot: Slot) -> None:
+        """Take a snapshot of what a slot holds; the slots used longest ago give theirs up."""
+        if not (self._prompt_cache and self._snapshot_bytes):
+            return
+        slot.keep()
+        while sum(s.snapshot_bytes for s in self._slots) > self._snapshot_bytes:
+            oldest = min((s for s in self._slots if any(s.snapshots)), key=lambda s: s.used)
+            oldest.snapshots = [taken[1:] for taken in oldest.snapshots]
 
     def should_wait(self, request: Request) -> bool:
         """Tell whether a slot that runs will soon hold much more of a text than any does now."""

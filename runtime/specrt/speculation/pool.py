@@ -68,6 +68,8 @@ class Models:
     """What requests that leave them out have for some of `BUNDLE_OPTIONS`."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """How the model is meant to be sampled, for commands that are told nothing else."""
+    snapshot_bytes: int = 0
+    """Most bytes of snapshots of rows whose layers have recurrent states."""
     auto: AutoFactory = field(default_factory=auto_factory)
     """What the policies of gamma `auto` are made by."""
 

@@ -37,8 +37,8 @@
 //     input at position p lies at p % P, changed in place as KV buffers are; bias [C];
 //     y [1, T, C]. What lies before a row is zero.
 //
-//   Recurrence(query, key, value, decay, beta, state, factors, rows, positions, base, next_base)
-//       -> y, state, factors
+//   Recurrence(query, key, value, decay, beta, state, factors, base, rows, positions)
+//       -> y, state, factors, base
 //     A layer whose state S maps a key to a value, in each head: S = exp(decay) * S + key (outer) u
 //     for each token, and y = S^T (scale * query). u is beta * value; with the delta rule
 //     beta * (value - exp(decay) * S^T key), of S before it.
@@ -46,13 +46,15 @@
 //     state [B, heads, D, E in whole vectors], as panels of 32 values, and of 16 for those left,
 //     [D, 32] each, in which S lies up to position base[row];
 //     factors [B, 1, P, W], a ring in which lies at p % P what position p adds: exp(decay) of the
-//     heads, the keys, u of the heads, in whole vectors; P is a multiple of 16. Both are changed in
-//     place as KV buffers are. base, next_base [B]: positions from base on are added to S out of
-//     the ring; after the pass the state holds S up to next_base, and what lies after it can be
-//     taken back. At base 0 S is zero, whatever the state holds. Tokens of a row follow each other,
-//     and rows without a token stay as they are. y [1, T, heads * E].
-//     Attributes: num_heads, key_heads, key_size, value_size, scale; delta: 1 takes the delta rule;
-//     epsilon: above 0, keys and queries are x / sqrt(sum(x * x) + epsilon).
+//     heads, the keys, u of the heads, in whole vectors; P is a multiple of 16; base [B] int64. All
+//     three are changed in place as KV buffers are. A pass of a row adds to S, out of the ring,
+//     what lies before its first token, but for the latest `lag` positions, and what the ring
+//     cannot hold: what comes after that can be taken back. A row that begins at 0 has base 0 and a
+//     state of zeros, whatever memory holds. Tokens of a row follow each other, and rows without a
+//     token stay as they are. A pass that the ring holds can be run again.
+//     y has the shape of value.
+//     Attributes: num_heads, key_heads, key_size, value_size, scale, lag; delta: 1 takes the delta
+//     rule; epsilon: above 0, keys and queries are x / sqrt(sum(x * x) + epsilon).
 //
 //   CrossAttention(query, keys, values, rows, lengths) -> y
 //     Every token sees the first lengths[row] of the keys of its row; lengths [B]. The others as
@@ -631,9 +633,10 @@ void attend_parts(OrtKernelContext* context, const Attention& attention, const T
 }
 
 // The memory of an output; what the input holds is copied where it is other memory.
-float* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
-  float* memory = floats(context, index, buffer.shape);
-  if (memory != buffer.data) std::memcpy(memory, buffer.data, buffer.items() * sizeof(float));
+template <class Item = float>
+Item* in_place(OrtKernelContext* context, std::size_t index, const Tensor& buffer) {
+  auto* memory = static_cast<Item*>(output(context, index, buffer.shape));
+  if (memory != buffer.data) std::memcpy(memory, buffer.data, buffer.items() * sizeof(Item));
   return memory;
 }
 
@@ -855,11 +858,14 @@ class Convolution : public Operator {
 class RecurrenceOperator : public Operator {
  public:
   static constexpr const char* kName = "Recurrence";
-  static constexpr std::size_t kInputs = 11, kOutputs = 3;
+  static constexpr std::size_t kInputs = 10, kOutputs = 4;
   static bool is_made(std::size_t) { return true; }
   static bool is_required(std::size_t) { return true; }
   static ONNXTensorElementDataType input_type(std::size_t index) {
     return index < 7 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+  }
+  static ONNXTensorElementDataType output_type(std::size_t index) {
+    return index < 3 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT : ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
   }
 
   explicit RecurrenceOperator(const OrtKernelInfo* info) {
@@ -870,6 +876,7 @@ class RecurrenceOperator : public Operator {
     recurrence_.scale = number(info, "scale");
     recurrence_.epsilon = number(info, "epsilon");
     recurrence_.is_delta = integer(info, "delta") != 0;
+    lag_ = size(info, "lag");
     const std::size_t heads = recurrence_.heads, key_heads = recurrence_.key_heads;
     const std::size_t widest = std::max(recurrence_.key_size, recurrence_.value_size);
     if (key_heads == 0 || heads == 0 || heads % key_heads != 0 || recurrence_.key_size == 0 ||
@@ -886,8 +893,8 @@ class RecurrenceOperator : public Operator {
     const Tensor query = input(context, 0), key = input(context, 1), value = input(context, 2);
     const Tensor decay = input(context, 3), beta = input(context, 4);
     const Tensor state = input(context, 5), factors = input(context, 6);
-    const Tensor rows = input(context, 7), positions = input(context, 8);
-    const Tensor base = input(context, 9), next_base = input(context, 10);
+    const Tensor base = input(context, 7);
+    const Tensor rows = input(context, 8), positions = input(context, 9);
     Recurrence recurrence = recurrence_;
     const std::size_t heads = recurrence.heads, count = rows.items(), all = base.items();
     const std::size_t keys = count * recurrence.key_heads * recurrence.key_size;
@@ -897,8 +904,7 @@ class RecurrenceOperator : public Operator {
     if (recurrence.positions == 0 || recurrence.positions % kTile != 0 ||
         positions.items() != count || query.items() != keys || key.items() != keys ||
         value.items() != values || decay.items() != count * heads ||
-        beta.items() != count * heads || next_base.items() != all ||
-        static_cast<std::size_t>(state.shape[0]) != all ||
+        beta.items() != count * heads || static_cast<std::size_t>(state.shape[0]) != all ||
         static_cast<std::size_t>(factors.shape[0]) != all ||
         state.items() != all * heads * recurrence.key_size * recurrence.value_stride() ||
         factors.items() != all * recurrence.positions * recurrence.factors_stride())
@@ -908,29 +914,26 @@ class RecurrenceOperator : public Operator {
     const auto* place_of = static_cast<const std::int64_t*>(positions.data);
     check_places(kName, row_of, place_of, count, all, static_cast<std::size_t>(kMostCount));
     const std::vector<RecurrentRow> runs =
-        runs_of(row_of, place_of, count, static_cast<const std::int64_t*>(base.data),
-                static_cast<const std::int64_t*>(next_base.data), all);
-    for (const RecurrentRow& run : runs) check_run(run, recurrence.positions);
+        runs_of(row_of, place_of, count, static_cast<const std::int64_t*>(base.data), all,
+                recurrence.positions);
     const std::unique_ptr<float[]> prepared(new float[count * recurrence.prepared_size()]);
     recurrence.state = in_place(context, 1, state);
     recurrence.factors = in_place(context, 2, factors);
-    const Steps steps{static_cast<const float*>(query.data),
-                      static_cast<const float*>(key.data),
-                      static_cast<const float*>(value.data),
-                      static_cast<const float*>(decay.data),
-                      static_cast<const float*>(beta.data),
-                      prepared.get(),
-                      floats(context, 0,
-                             {1, static_cast<std::int64_t>(count),
-                              static_cast<std::int64_t>(heads * recurrence.value_size)})};
+    const Steps steps{static_cast<const float*>(query.data), static_cast<const float*>(key.data),
+                      static_cast<const float*>(value.data), static_cast<const float*>(decay.data),
+                      static_cast<const float*>(beta.data),  prepared.get(),
+                      floats(context, 0, value.shape)};
+    auto* held = in_place<std::int64_t>(context, 3, base);
+    for (const RecurrentRow& run : runs) held[run.row] = -1;  // of a pass that ends half done
     run(context, recurrence, steps, runs, count);
+    for (const RecurrentRow& run : runs) held[run.row] = static_cast<std::int64_t>(run.next_base);
   }
 
  private:
   // The tokens of each row, which must lie together.
-  static std::vector<RecurrentRow> runs_of(const std::int64_t* rows, const std::int64_t* positions,
-                                           std::size_t count, const std::int64_t* base,
-                                           const std::int64_t* next_base, std::size_t all) {
+  std::vector<RecurrentRow> runs_of(const std::int64_t* rows, const std::int64_t* positions,
+                                    std::size_t count, const std::int64_t* base, std::size_t all,
+                                    std::size_t ring) const {
     std::vector<RecurrentRow> runs;
     std::vector<bool> is_seen(all);
     for (std::size_t token = 0; token < count; token++) {
@@ -945,26 +948,26 @@ class RecurrenceOperator : public Operator {
             "specrt.Recurrence got position " + std::to_string(positions[token]) + " of row " +
             std::to_string(rows[token]) + " apart; expected the tokens of a row one after another");
       is_seen[row] = true;
-      runs.push_back({row, token, 1, static_cast<std::size_t>(positions[token]),
-                      static_cast<std::size_t>(base[row]),
-                      static_cast<std::size_t>(next_base[row])});
+      const auto start = static_cast<std::size_t>(positions[token]);
+      const std::size_t held = start == 0 ? 0 : static_cast<std::size_t>(base[row]);
+      runs.push_back({row, token, 1, start, held, held});
     }
+    for (RecurrentRow& run : runs) fold(run, ring);
     return runs;
   }
 
-  // Hold a row to what its state and its ring can hold; what is negative is a large number here.
-  static void check_run(const RecurrentRow& run, std::size_t ring) {
+  // Say what of a row is added to its state; a negative base is a large number here.
+  void fold(RecurrentRow& run, std::size_t ring) const {
     const std::size_t end = run.start + run.count;
-    if (run.base <= run.start && run.start - run.base <= ring && run.base <= run.next_base &&
-        run.next_base <= end && end - run.next_base <= ring)
-      return;
-    throw std::runtime_error(
-        "specrt.Recurrence got base " + std::to_string(static_cast<std::int64_t>(run.base)) +
-        " and next base " + std::to_string(static_cast<std::int64_t>(run.next_base)) + " of row " +
-        std::to_string(run.row) + " for positions " + std::to_string(run.start) + " to " +
-        std::to_string(end - 1) + "; expected base <= " + std::to_string(run.start) +
-        ", base <= next base <= " + std::to_string(end) + ", and neither more than " +
-        std::to_string(ring) + ", which its ring holds, before these");
+    if (run.base > run.start || run.start - run.base > ring || lag_ >= ring)
+      throw std::runtime_error(
+          "specrt.Recurrence got base " + std::to_string(static_cast<std::int64_t>(run.base)) +
+          " of row " + std::to_string(run.row) + " and lag " + std::to_string(lag_) +
+          " for positions " + std::to_string(run.start) + " to " + std::to_string(end - 1) +
+          "; expected at most " + std::to_string(run.start) + ", and less than " +
+          std::to_string(ring) + ", which its ring holds");
+    run.next_base =
+        std::max({run.base, run.start - std::min(run.start, lag_), end - std::min(end, ring)});
   }
 
   static void run(OrtKernelContext* context, const Recurrence& recurrence, const Steps& steps,
@@ -1005,6 +1008,7 @@ class RecurrenceOperator : public Operator {
   }
 
   Recurrence recurrence_{};
+  std::size_t lag_ = 0;
 };
 
 class CrossAttention : public Operator {

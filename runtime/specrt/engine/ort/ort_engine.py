@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,13 @@ from specrt.engine.protocol import (
     EngineTraits,
     Feed,
     Logits,
+    RowSnapshot,
     Tokens,
     check_bounds,
     pass_size,
 )
 from specrt.errors import EngineError, first_line, shortage
-from specrt.geometry import GROUP, Geometry
+from specrt.geometry import BASE, GROUP, STATE, Geometry, is_ring
 from specrt.held_file import HeldFile
 
 TILE = GROUP
@@ -40,23 +41,75 @@ def packed_shape(name: str, heads: int, width: int, batch: int, positions: int) 
     """Return the shape of a buffer of the CPU kernels, given its name in the graph contract.
 
     Shapes: keys [batch, heads, P / 16, width, 16], and others [batch, heads, P, width in whole
-        vectors of 16], P being `positions` in whole groups of 16.
+        vectors of 16], P being `positions` in whole groups of 16; states [batch, heads, width of
+        keys, width of values in whole vectors].
     """
     groups = -(-positions // TILE)
     if name.startswith(("key.", "cross_key.")):
         return batch, heads, groups, width, TILE
+    if name.startswith(f"{STATE}."):
+        return batch, heads, positions, -(-width // TILE) * TILE
     return batch, heads, groups * TILE, -(-width // TILE) * TILE
 
 
-def least_position(written: Sequence[int], back: int, row: int) -> int:
+_NOWHERE = 1 << 62
+"""From where a row goes on whose states a pass has left half done."""
+
+
+def least_position(
+    written: Sequence[int], back: int, bases: NDArray[np.int64] | None, row: int
+) -> int:
     """Return the least position that a row can go on from; see `EngineTraits.rewind`."""
-    return max(0, written[row] - back) if back else 0
+    least = max(0, written[row] - back) if back else 0
+    if bases is None:
+        return least
+    return max(least, int(bases[row])) if bases[row] >= 0 else _NOWHERE
 
 
 def going_back(geometry: Geometry, max_length: int, ring_width: int) -> int:
     """Return how many positions before its end a row may go on from; 0 where it is all of them."""
-    lengths = [(one, one.positions(max_length, ring_width)) for one in geometry.buffers.values()]
+    rings = [one for one in geometry.buffers.values() if one.seen and not one.ring]
+    lengths = [(one, one.positions(max_length, ring_width)) for one in rings]
     return min((n - one.seen + 1 for one, n in lengths if n < max_length), default=0)
+
+
+class StateSnapshots:
+    """Snapshots of the states of recurrent layers, and of the rings next to them.
+
+    Keys and values of all positions stay in the row, where a shorter text leaves them.
+    """
+
+    def __init__(
+        self, caches: Mapping[str, NDArray[Any]], geometry: Geometry, written: list[int],
+        least: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        self._caches, self._geometry, self._written = caches, geometry, written
+        self._least = least
+
+    def take(self, row: int) -> RowSnapshot:
+        """See `Snapshots.take`."""
+        least, most = self._least(row), self._written[row]
+        parts = [
+            (name, at, self._caches[name][row : row + 1][at].copy())
+            for name, at in self._places(least, most)
+        ]
+        return RowSnapshot(least, most, parts)
+
+    def restore(self, row: int, snapshot: RowSnapshot) -> None:
+        """See `Snapshots.restore`."""
+        for name, at, array in snapshot.parts:
+            self._caches[name][row : row + 1][at] = array
+        self._written[row] = snapshot.most
+
+    def _places(self, least: int, most: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yield where in a row of each cache lies what positions from `least` to `most` need."""
+        for name, cache in self._caches.items():
+            if name.startswith((BASE, f"{STATE}.")):
+                yield name, (slice(None),)
+            elif is_ring(name):
+                length, seen = cache.shape[2], self._geometry.buffers[name].seen
+                ring = np.arange(max(0, least - seen, most - length), most) % length
+                yield name, (slice(None), slice(None), ring)
 
 
 class RowScores(NamedTuple):
@@ -105,10 +158,12 @@ class OrtEngine:
         self._written = [0] * batch
         """Of each row, the end of what was written since its text began."""
         # Not by a method: an engine that referred to itself would keep its memory for a while.
-        rewind = partial(least_position, self._written, self._back)
+        bases = next((one for name, one in self._caches.items() if name.startswith(BASE)), None)
+        rewind = partial(least_position, self._written, self._back, bases)
         self.traits = EngineTraits(
-            scored=scored, features=self.features, buffers=self._caches, rewind=rewind
-        )
+            scored=scored, features=self.features, buffers=self._caches, rewind=rewind,
+            snapshots=self._snapshots(bases, rewind),
+        )  # fmt: skip
         self._scores: dict[str, NDArray[Any]] = {}
         self._values: dict[tuple[str, int], Any] = {}
         """What passes of other sizes were bound to, by name and size: the library's values, which
@@ -117,14 +172,24 @@ class OrtEngine:
         self._bound = 0, 0
         """Tokens and scored rows of the pass that is bound."""
 
+    def _snapshots(
+        self, bases: NDArray[np.int64] | None, least: Callable[[int], int]
+    ) -> StateSnapshots | None:
+        """Return what takes snapshots of states; windows forget keys that one would need."""
+        if bases is None or self.geometry.windows - {0}:
+            return None
+        return StateSnapshots(self._caches, self.geometry, self._written, least)
+
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
         shapes = {}
         for name, one in self.geometry.buffers.items():
             positions = one.positions(self.max_length, self._ring_width)
             shapes[name] = packed_shape(name, one.heads, one.width, self.batch, positions)
-        self.check_shapes(shapes)
-        return {name: aligned_zeros(shape) for name, shape in shapes.items()}
+        bases = [name.replace(STATE, BASE) for name in shapes if name.startswith(f"{STATE}.")]
+        self.check_shapes(shapes | dict.fromkeys(bases, (self.batch,)))
+        caches: dict[str, NDArray[Any]] = {n: aligned_zeros(shape) for n, shape in shapes.items()}
+        return caches | {name: np.zeros(self.batch, np.int64) for name in bases}
 
     def check_shapes(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a graph whose inputs have other shapes than the manifest says.
@@ -180,7 +245,7 @@ class OrtEngine:
     def forward_rows(self, feeds: Sequence[Feed]) -> tuple[RowScores, ...]:
         """Run one pass over some of the rows; see `PackedEngine.forward_rows`."""
         check_feeds(self, feeds)
-        if self._back:
+        if self._back or self.geometry.recurs:
             self._note(feeds)
         count = scored = 0
         for feed in feeds:
@@ -284,6 +349,9 @@ class OrtEngine:
         if source == to:
             return
         for name, cache in self._caches.items():
+            if name.startswith((BASE, f"{STATE}.")):
+                cache[to] = cache[source]
+                continue
             count = -(-length // TILE) if name.startswith("key") else length
             cache[to, :, :count] = cache[source, :, :count]
         self._written[to] = self._written[source]

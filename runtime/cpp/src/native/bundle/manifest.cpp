@@ -129,7 +129,7 @@ namespace {
 // Of what is built today; bundles of formats 1 to 3 had layers of one shape.
 constexpr std::int64_t kFormat = 4;
 constexpr std::int64_t kMostLayers = 10'000;
-constexpr std::string_view kKindsOfMemory[] = {"attention", "shared", "conv"};
+constexpr std::string_view kKindsOfMemory[] = {"attention", "shared", "conv", "recurrent"};
 constexpr const char* kTasks[] = {"text-generation", "text2text-generation",
                                   "automatic-speech-recognition"};
 constexpr std::int64_t kMostFeatures = 1'000'000;
@@ -152,13 +152,13 @@ std::vector<LayerMemory> read_layers(const Fields& fields) {
 
 LayerMemory read_memory(const Fields& fields, std::size_t layer,
                         const std::vector<LayerMemory>& earlier) {
-  fields.only({"kind", "kv_heads", "key_width", "value_width", "window", "owner"});
+  fields.only({"kind", "kv_heads", "key_width", "value_width", "window", "owner", "key_heads"});
   LayerMemory memory;
   const std::string kind = fields.text("kind");
   const auto* const known = std::find(std::begin(kKindsOfMemory), std::end(kKindsOfMemory), kind);
   if (known == std::end(kKindsOfMemory))
     throw std::runtime_error(fields.place("kind") + " is " + shown(kind) +
-                             "; expected attention, shared, conv, or a newer specrt");
+                             "; expected attention, shared, conv, recurrent, or a newer specrt");
   memory.kind = static_cast<LayerMemory::Kind>(known - std::begin(kKindsOfMemory));
   const auto size = [&](const char* name) {
     return fields.has(name) ? fields.whole(name, 0, kMostCount) : 0;
@@ -167,6 +167,7 @@ LayerMemory read_memory(const Fields& fields, std::size_t layer,
   memory.key_width = static_cast<int>(size("key_width"));
   memory.value_width = static_cast<int>(size("value_width"));
   memory.window = static_cast<int>(size("window"));
+  memory.key_heads = static_cast<int>(size("key_heads"));
   const std::int64_t owner = size("owner");
   const bool is_earlier = owner < static_cast<std::int64_t>(layer);
   using Kind = LayerMemory::Kind;
@@ -184,11 +185,12 @@ Geometry read_geometry(const Fields& fields) {
         {"layers", "heads", "kv_heads", "head_dim", "vocab_size", "max_positions", "windows"});
     shape.memories = read_layers(fields);
   } else {
-    fields.only({"heads", "vocab_size", "max_positions", "memories"});
+    fields.only({"heads", "vocab_size", "max_positions", "layers", "memories"});
+    if (fields.has("layers")) fields.whole("layers", 1, kMostLayers);
     for (const Fields& memory : fields.records("memories"))
       shape.memories.push_back(read_memory(memory, shape.memories.size(), shape.memories));
   }
-  shape.heads = static_cast<int>(fields.count("heads"));
+  shape.heads = static_cast<int>(fields.whole("heads", 0, kMostCount));
   shape.vocab_size = static_cast<int>(fields.count("vocab_size"));
   shape.max_positions = static_cast<int>(fields.count("max_positions"));
   return shape;

@@ -165,7 +165,8 @@ class OrtEngine : public Engine {
   }
   float* hidden() override { return settings_.head ? passed_.as<float>() : nullptr; }
   std::size_t rewind() const override {
-    return back_ > 0 && written_ > back_ ? written_ - back_ : 0;
+    const std::size_t least = back_ > 0 && written_ > back_ ? written_ - back_ : 0;
+    return bases_.empty() ? least : std::max(least, held());
   }
   const Geometry& geometry() const override { return settings_.geometry; }
   std::size_t max_length() const override { return settings_.max_length; }
@@ -178,6 +179,11 @@ class OrtEngine : public Engine {
     Buffer memory;
   };
 
+  // Up to where the states hold the text; the first layer is as good as the others.
+  std::size_t held() const {
+    const std::int64_t base = *bases_.front().memory.as<std::int64_t>();
+    return base < 0 ? max_length() : static_cast<std::size_t>(base);
+  }
   void allocate();
   void check_ports() const;
   void check(std::size_t width, std::size_t start, std::size_t rows) const;
@@ -187,8 +193,9 @@ class OrtEngine : public Engine {
   const std::shared_ptr<const SharedSession> session_;
   const OrtSettings settings_;
   std::vector<Cache> caches_;
-  std::size_t back_ = 0;     // positions before its end that a text may go on from; 0: all of them
-  std::size_t written_ = 0;  // the end of what was written since the text began
+  std::vector<Cache> bases_;  // of the states of recurrent layers: what they hold of the text
+  std::size_t back_ = 0;      // positions before its end that a text may go on from; 0: all of them
+  std::size_t written_ = 0;   // the end of what was written since the text began
   Buffer tokens_;
   Buffer slots_;
   Buffer positions_;
@@ -215,8 +222,9 @@ void OrtEngine::allocate() {
     const std::int64_t groups = tiles(size_of(positions));
     const bool is_key = one.name.rfind("key.", 0) == 0;
     const Shape shape =
-        is_key ? Shape{settings_.batch, one.heads, groups, one.width, tile}
-               : Shape{settings_.batch, one.heads, groups * tile, tiles(one.width) * tile};
+        one.fixed > 0 ? Shape{settings_.batch, one.heads, one.fixed, tiles(one.width) * tile}
+        : is_key      ? Shape{settings_.batch, one.heads, groups, one.width, tile}
+                      : Shape{settings_.batch, one.heads, groups * tile, tiles(one.width) * tile};
     const auto entry = session_->inputs().find(one.name);
     const OrtPort port = entry == session_->inputs().end() ? OrtPort{} : entry->second;
     if (port.shape != shape || port.type != kFloat)
@@ -224,14 +232,17 @@ void OrtEngine::allocate() {
                                        ", and the manifest says " + listed(shape) +
                                        "; they do not belong together: build the bundle again");
     caches_.push_back({one.name, shape, Buffer(items_of(shape), sizeof(float))});
-    if (positions >= settings_.max_length) continue;
+    if (one.fixed > 0)
+      bases_.push_back({"base" + one.name.substr(one.name.find('.')), Shape{settings_.batch},
+                        Buffer(static_cast<std::size_t>(settings_.batch), sizeof(std::int64_t))});
+    if (one.fixed > 0 || one.ring > 0 || positions >= settings_.max_length) continue;
     const std::size_t kept = positions - static_cast<std::size_t>(one.seen) + 1;
     back_ = back_ == 0 ? kept : std::min(back_, kept);
   }
 }
 
 void OrtEngine::note(std::size_t width, std::size_t start) {
-  if (back_ == 0) return;
+  if (back_ == 0 && bases_.empty()) return;
   if (start > 0 && start < rewind())
     throw Failure(SPECRT_ENGINE, "the text was to go on from position " + std::to_string(start) +
                                      "; its layers remember enough from position " +
@@ -294,6 +305,10 @@ Binding& OrtEngine::bound(std::size_t width, std::size_t scored) {
   for (const Cache& cache : caches_) {
     binding->input(cache.name, {cache.memory.get(), kFloat, cache.shape});
     binding->output("present_" + cache.name, {cache.memory.get(), kFloat, cache.shape});
+  }
+  for (const Cache& base : bases_) {
+    binding->input(base.name, {base.memory.get(), kInt64, base.shape});
+    binding->output("present_" + base.name, {base.memory.get(), kInt64, base.shape});
   }
   binding->output("argmax", {argmax_.get(), kInt64, scores});
   if (is_confident_) binding->output("confidence", {confidence_.get(), kFloat, scores});

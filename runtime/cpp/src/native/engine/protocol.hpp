@@ -12,29 +12,38 @@
 
 namespace specrt::native {
 
-// What one layer keeps of a row from one pass to the next: keys and values; nothing where it reads
-// those of an earlier layer; or past inputs of a convolution, of key_width numbers.
+// One thing that a layer keeps of a row from one pass to the next: keys and values; nothing where
+// it reads those of an earlier layer; past inputs of a convolution, of key_width numbers; or a
+// state that each token changes, and what the latest tokens add to it.
 struct LayerMemory {
-  enum class Kind { attention, shared, conv };
+  enum class Kind { attention, shared, conv, recurrent };
   Kind kind = Kind::attention;
-  int kv_heads = 0;
+  int kv_heads = 0;  // or heads of a state
   int key_width = 0;
   int value_width = 0;
-  int window = 0;  // latest positions that a token sees; 0: all
+  int window = 0;     // latest positions that a token sees; 0: all
+  int key_heads = 0;  // of a recurrent layer
 };
+
+// Latest positions of a row that are not part of its states yet, at most.
+constexpr int kTakenBack = 32;
 
 // One tensor of a layer's memory, [batch, heads, positions, width], as "key.0".
 struct MemoryBuffer {
   std::string name;
   int heads;
   int width;
-  int seen;  // latest positions that a token reads, its own included; 0: all
+  int seen;       // latest positions that a token reads, its own included; 0: all
+  int fixed = 0;  // of a state: the width of its keys, in the place of positions
+  int ring = 0;   // positions of a ring that does not go by what is seen
 
   // How many positions it has: all, or whole groups of 16 in a ring of those that a token reads and
   // a pass of `ring_width` tokens writes first, where these are fewer: position p lies at p modulo
   // so many. With a width of 0 an engine keeps no rings.
   std::size_t positions(std::size_t max_length, std::size_t ring_width) const {
+    if (fixed > 0) return static_cast<std::size_t>(fixed);
     if (seen == 0 || ring_width == 0) return max_length;
+    if (ring > 0) return static_cast<std::size_t>(ring);
     const std::size_t least = static_cast<std::size_t>(seen) + ring_width;
     return std::min((least + 15) / 16 * 16, max_length);
   }
@@ -49,11 +58,16 @@ struct Geometry {
   // The tensors of all memories, in the order of the graph contract.
   std::vector<MemoryBuffer> buffers() const {
     std::vector<MemoryBuffer> found;
-    for (std::size_t layer = 0; layer < memories.size(); layer++) {
-      const LayerMemory& own = memories[layer];
-      const std::string number = std::to_string(layer);
+    for (std::size_t index = 0; index < memories.size(); index++) {
+      const LayerMemory& own = memories[index];
+      const std::string number = std::to_string(index);
       if (own.kind == LayerMemory::Kind::conv)
         found.push_back({"conv." + number, 1, own.key_width, own.window});
+      if (own.kind == LayerMemory::Kind::recurrent) {
+        const int added = own.kv_heads * (1 + own.value_width) + own.key_heads * own.key_width;
+        found.push_back({"state." + number, own.kv_heads, own.value_width, 0, own.key_width});
+        found.push_back({"factors." + number, 1, added, kTakenBack, 0, kTakenBack});
+      }
       if (own.kind != LayerMemory::Kind::attention) continue;
       found.push_back({"key." + number, own.kv_heads, own.key_width, own.window});
       found.push_back({"value." + number, own.kv_heads, own.value_width, own.window});
