@@ -41,6 +41,7 @@ from support.quantized_folders import (
     Fp4,
     Gptq,
     PackQuantized,
+    Written,
     write_folder,
 )
 
@@ -142,20 +143,48 @@ def test_weights_are_a_files_bit_for_bit_and_logits_transformers(case: str, tmp_
     hold_to_transformers(checkpoint, graph)
 
 
-FOLDERS: dict[str, Format] = {
-    "gptq in activation order": Gptq(symmetric=False, ordered=True),
-    "awq": Awq(64),
-    "packed": PackQuantized(group=128, symmetric=False),
-    "fp8": Bytes(True, "block", "fp8", block=(48, 96)),
-    "nvfp4": Fp4(),
+def whole(written: Written) -> None:
+    """Write a text model as the part of a larger one that it is published as."""
+    text = dict(written.config)
+    codes = {"quantization_config": text.pop("quantization_config")}
+    written.config.clear()
+    written.config.update(
+        {"model_type": "gemma4", "text_config": text, "vision_config": {}}, **codes
+    )
+    stored = {n.replace("model.", "model.language_model."): t for n, t in written.tensors.items()}
+    stored["model.vision_tower.table"] = ("F32", np.ones(4, np.float32))
+    written.tensors.clear()
+    written.tensors.update(stored)
+    written.save()
+
+
+FOLDERS: dict[str, tuple[str, Format]] = {
+    "gptq in activation order": ("llama", Gptq(symmetric=False, ordered=True)),
+    "awq": ("llama", Awq(64)),
+    "packed": ("llama", PackQuantized(group=128, symmetric=False)),
+    "fp8": ("llama", Bytes(True, "block", "fp8", block=(48, 96))),
+    "nvfp4": ("llama", Fp4()),
+    "lfm2 in gptq": ("lfm2", Gptq()),
+    "lfm2 in awq": ("lfm2", Awq(64)),
+    "lfm2 packed": ("lfm2", PackQuantized(symmetric=False)),
+    "gemma4 in gptq": ("gemma4", Gptq(symmetric=False, ordered=True)),
+    "gemma4 in awq": ("gemma4", Awq()),
+    "gemma4 packed": ("gemma4", PackQuantized()),
 }
+OF_KIND = {"llama": 13, "lfm2": 17, "gemma4": 37}
+"""Weights in codes."""
 
 
-@pytest.mark.parametrize("format_", FOLDERS.values(), ids=FOLDERS)
-def test_logits_of_a_folder_are_transformers(format_: Format, tmp_path: Path) -> None:
-    written = write_folder(tmp_path / "model", format_, floats=is_mixed)
-    checkpoint, graph = kept(written.folder)
-    assert len(checkpoint.coded) == 13
+@pytest.mark.parametrize(
+    "case", nightly_but([*list(FOLDERS)[:5], "lfm2 in gptq", "gemma4 packed"], FOLDERS)
+)
+def test_logits_of_a_folder_are_transformers(case: str, tmp_path: Path) -> None:
+    kind, format_ = FOLDERS[case]
+    written = write_folder(tmp_path / "model", format_, kind=kind, floats=is_mixed)
+    if kind == "gemma4":
+        whole(written)
+    checkpoint, graph = kept(written.folder, f"coded-{kind}")
+    assert len(checkpoint.coded) == OF_KIND[kind]
     for name, wanted in written.weights.items():
         assert np.array_equal(checkpoint.floats(name), wanted)
     hold_to_transformers(checkpoint, graph)

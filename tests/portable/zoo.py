@@ -264,7 +264,10 @@ head, of a vocabulary or of a gate is a multiple of 16. Gates have biases, or ot
 OTHERS = {
     "align-target": "align.conftest:save_target",
     "align-draft": "align.conftest:save_draft",
-    "coded-llama": "support.quantized_folders:save_model",
+    **{
+        f"coded-{kind}": "support.quantized_folders:save_model"
+        for kind in ("llama", "lfm2", "gemma4")
+    },
     **{f"gguf-{kind}": "support.gguf_files:save_model" for kind in ("llama", "qwen3", "gemma3")},
 }
 """Models of other folders of tests, and what writes their checkpoints."""

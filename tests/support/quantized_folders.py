@@ -307,7 +307,7 @@ class Fp4:
 
 Format = Gptq | Awq | PackQuantized | Bytes | Fp4
 
-READS = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+READS = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj", "w3": "w1"}
 """Layers that read what another does: their activation order is that one's."""
 
 
@@ -341,12 +341,18 @@ gamma = 3
 """
 """Of small models, which are next to it."""
 
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
+WIDE = {"hidden_size": 128, "intermediate_size": 256}
+LLAMA = {"head_dim": 32, "num_hidden_layers": 2}
+
+
+def made(kind: str, **changes: Any) -> Any:
+    """Return a random model whose rows hold whole blocks."""
+    return gguf_files.made(kind, **{**WIDE, **(LLAMA if kind == "llama" else {}), **changes})
 
 
 def save_model(folder: Path, kind: str) -> None:
     """Write the checkpoint of a model in floats."""
-    gguf_files.made(kind, **WIDE).save_pretrained(folder)
+    made(kind).save_pretrained(folder)
 
 
 def write_folder(
@@ -354,7 +360,7 @@ def write_folder(
     floats: Callable[[str], bool] | None = None, seed: int = 0, **changes: Any,
 ) -> Written:  # fmt: skip
     """Write a random model; of the layers for which `floats` says so, the weights are bf16."""
-    model = gguf_files.made(kind, **{**WIDE, **changes})
+    model = made(kind, **changes)
     folder.mkdir(parents=True, exist_ok=True)
     byte_level(folder)
     rng = np.random.default_rng(seed)
@@ -368,7 +374,8 @@ def write_folder(
         array = parameter.detach().numpy().astype(np.float32)
         stem, _, part = name.rpartition(".")
         own = stem.rpartition(".")[2]
-        if part == "weight" and own.endswith("_proj") and not (floats and floats(stem)):
+        codes = part == "weight" and (own.endswith("_proj") or own in ("w1", "w2", "w3"))
+        if codes and not (floats and floats(stem)):
             said = stem.removesuffix(own) + READS.get(own, own)
             tensors, weights = format_.layer(rng, sum(said.encode()), array.shape)
             written.tensors.update({f"{stem}.{key}": value for key, value in tensors.items()})

@@ -321,8 +321,9 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
     from specrt_export.portable.trace import project_on, quiet
 
     with quiet(), no_progress_bar(), torch.no_grad():
+        config = AutoConfig.from_pretrained(checkpoint.folder)
         model = task.loader(str(checkpoint.config["model_type"])).from_config(
-            AutoConfig.from_pretrained(checkpoint.folder),
+            getattr(config, "text_config", config),
             dtype=torch.float32,
             attn_implementation="eager",
         )
