@@ -995,8 +995,7 @@ class RecurrenceOperator : public Operator {
   // Write what the last tokens of each row add into its ring.
   static void keep(OrtKernelContext* context, const Recurrence& recurrence, const Steps& steps,
                    const std::vector<RecurrentRow>& runs, std::size_t count) {
-    const std::size_t bytes = count * recurrence.factors_stride() * sizeof(float);
-    const std::size_t shares = std::min(bytes / kPartBytes + 1, count);
+    const std::size_t shares = (count + kPartRows - 1) / kPartRows;
     parallel(context, shares, [&](std::size_t share) {
       for (const RecurrentRow& run : runs) {
         const std::size_t end = run.first + run.count;
