@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
+from lower.lowering import LOWERINGS, lowered
+from portable.zoo import Exported
 from specrt.bundle import Bundle
 from specrt.errors import EngineError, RequestError
-from specrt_export.check.roofline import measure_kernels
+from specrt_export.check.roofline import measure_kernels, recurrence_passes
 from support.kernels import without_kernels
 
 
@@ -42,3 +46,16 @@ def test_bundles_without_kernels_are_refused(
     monkeypatch.setattr(Bundle, "open", lambda _: other)
     with pytest.raises(RequestError, match="runs on tensorrt"):
         measure_kernels(codelet, 1, laps=1)
+
+
+@pytest.mark.export
+def test_recurrent_layers_run_as_in_rounds(
+    exported: Callable[[str], Exported], tmp_path: Path
+) -> None:
+    case = lowered(*exported("qwen3_5").source, tmp_path, LOWERINGS["cpu"])
+    geometry = case.lowered.geometry
+    passes = recurrence_passes(case.model.graph, geometry, 5, 1)
+    assert passes is not None
+    for width in (1, 5, 1):
+        passes(width)()
+    assert recurrence_passes(onnx.GraphProto(), geometry, 5, 1) is None

@@ -72,6 +72,9 @@ class WidthTimes:
     """The same products by ONNX Runtime's own operators; None where they are not compared."""
     attention: Mapping[int, Times]
     """By the positions before the pass."""
+    recurrence: Times | None
+    """Of all layers with a recurrent state, which takes as many tokens of the pass before; None
+    where there are none."""
     whole: Times
     """All of the target's pass, every row scored, at the first of these positions."""
     bytes_per_second: float
@@ -120,7 +123,7 @@ class KernelReport:
         lengths = list(self.widths[0].attention)
         columns = [
             "width", "products", "GB/s", "G multiply-adds/s", "limit", "share", self.library,
-            "ratio", *(f"attention at {length}" for length in lengths), "whole pass",
+            "ratio", *(f"attention at {length}" for length in lengths), "recurrence", "whole pass",
         ]  # fmt: skip
         return columns, [
             [
@@ -133,6 +136,7 @@ class KernelReport:
                 _cell(w.library),
                 f"{w.products.median_ms / w.library.median_ms:.2f}" if w.library else "-",
                 *(_cell(w.attention.get(length)) for length in lengths),
+                _cell(w.recurrence),
                 _cell(w.whole),
             ]
             for w in self.widths
@@ -259,7 +263,7 @@ def measure_kernels(
     mapped = {w.name: w.array for w in mapped_weights(engine_file, files)}
     largest = np.frombuffer(max((f.data for f in files.values()), key=len), np.uint8)
     graph = onnx.ModelProto.FromString(bytes(files[engine_file.name].data)).graph
-    nodes = [n for n in graph.node if (n.domain, n.op_type) == (_DOMAIN, "MatMul")]
+    nodes = _layers(graph, "MatMul")
     if not nodes:
         raise RequestError(
             f"{path} was built without CPU kernels; build it again with `specrt build RECIPE`"
@@ -271,6 +275,7 @@ def measure_kernels(
     engine = first_row(open_engine(spec))
     products, beside = _products(nodes, stored, threads), _library_products(stored, threads)
     attention = _Attention(graph, mapped, target.geometry, manifest.max_length, threads)
+    recurrence = recurrence_passes(graph, target.geometry, manifest.max_width, threads)
     fitting = [w for w in widths if w <= manifest.max_width]
     most = manifest.max_length - max(fitting)
     lengths = [n for n in LENGTHS if n <= most] or [most]
@@ -286,6 +291,8 @@ def measure_kernels(
         }
         if beside:
             cases["library"] = beside(width)
+        if recurrence:
+            cases["recurrence"] = recurrence(width)
         taken[width] = {name: [] for name in cases}
         for lap in range(laps + 1):
             for name in turned(list(cases), lap):
@@ -310,6 +317,7 @@ def measure_kernels(
                 Times.of(times["products"]),
                 Times.of(times["library"]) if beside else None,
                 {n: Times.of(times[f"attention {n}"]) for n in lengths},
+                Times.of(times["recurrence"]) if recurrence else None,
                 Times.of(times["whole"]),
                 round(size / least),
                 round(width * sum(multiply_adds.values()) / least),
@@ -321,6 +329,10 @@ def measure_kernels(
         library.name, bool(os.environ.get(SWITCH)), threads, laps, size, multiply_adds,
         round(read), {name: round(rate) for name, rate in multiply.items()}, operator, rows,
     )  # fmt: skip
+
+
+def _layers(graph: onnx.GraphProto, operator: str) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if (node.domain, node.op_type) == (_DOMAIN, operator)]
 
 
 def _check_backend(path: Path, manifest: Manifest) -> None:
@@ -472,15 +484,17 @@ class _Attention:
         self, graph: onnx.GraphProto, mapped: Mapping[str, Array], geometry: Geometry,
         max_length: int, threads: int,
     ) -> None:  # fmt: skip
+        nodes = _layers(graph, "Attention")
+        read = {name for node in nodes for name in node.input}
         self._buffers: dict[str, Array] = {
             name: aligned_zeros(packed_shape(name, one.heads, one.width, 1, max_length))
             for name, one in geometry.buffers.items()
+            if name in read
         }
         for buffer in self._buffers.values():
             buffer.fill(0.01)
         self._sizes: dict[str, int] = {}
         written, tables = [], set[str]()
-        nodes = (n for n in graph.node if (n.domain, n.op_type) == (_DOMAIN, "Attention"))
         for place, node in enumerate(nodes):
             names = _fed(node, self._sizes)
             later = node.input[7:]
@@ -514,3 +528,62 @@ class _Attention:
         outputs = {f"present_{name}": array for name, array in self._buffers.items()}
         binding = _bound(self._session, inputs, outputs)
         return lambda: (self._session.run_with_iobinding(binding), inputs)
+
+
+def recurrence_passes(
+    graph: onnx.GraphProto, geometry: Geometry, max_width: int, threads: int
+) -> Passes | None:
+    """Return what makes passes of the recurrent layers of a graph; None where it has none.
+
+    Before each of them stands as wide a pass, which it adds to the states as far as these follow.
+    """
+    sizes: dict[str, int] = {}
+    buffers: dict[str, Array] = {}
+    bases: dict[str, Array] = {}
+    written, lag = [], 0
+    for place, node in enumerate(_layers(graph, "Recurrence")):
+        stated = {a.name: a.i for a in node.attribute}
+        heads, keys = stated["num_heads"], stated["key_heads"] * stated["key_size"]
+        each = keys, keys, heads * stated["value_size"], heads, heads
+        names = ["query", "key", "value", "decay", "beta"]
+        names = [f"{name}{size}" for name, size in zip(names, each, strict=True)]
+        sizes.update(zip(names, each, strict=True))
+        kept, lag = list(node.input[5:8]), stated["lag"]
+        for name in kept[:2]:
+            one = geometry.buffers[name]
+            positions = one.positions(max_width, max_width)
+            buffers[name] = aligned_zeros(packed_shape(name, one.heads, one.width, 1, positions))
+        bases[kept[2]] = np.zeros(1, np.int64)
+        ring = buffers[kept[1]].shape[2]
+        recur = helper.make_node(
+            "Recurrence", [*names, *kept, "slots", "positions"],
+            [f"y{place}", *(f"present_{name}" for name in kept)], domain=_DOMAIN,
+        )  # fmt: skip
+        recur.attribute.extend(node.attribute)
+        written.append(recur)
+    if not written:
+        return None
+    memory = {**buffers, **bases}
+    inputs = [_value(n, a, any_rows=True) for n, a in _rows(sizes, 1).items()]
+    inputs += [_value(n, a) for n, a in memory.items()]
+    inputs += [
+        helper.make_tensor_value_info(n, TensorProto.INT64, ["T"]) for n in ("slots", "positions")
+    ]
+    outputs = [_value(f"present_{n}", a) for n, a in memory.items()]
+    session = _session(written, inputs, outputs, [], threads)
+
+    def at(width: int) -> Callable[[], object]:
+        start = 2 * ring
+        before = start - min(lag + width, ring)
+        fed = {n: -abs(x) if n.startswith("decay") else x for n, x in _rows(sizes, width).items()}
+        fed |= {"slots": np.zeros(width, np.int64), "positions": np.arange(start, start + width)}
+        binding = _bound(session, {**fed, **memory}, {f"present_{n}": a for n, a in memory.items()})
+
+        def run() -> object:
+            for base in bases.values():
+                base[:] = before
+            return session.run_with_iobinding(binding), fed
+
+        return run
+
+    return at
