@@ -13,6 +13,7 @@ from specrt.loading import load
 from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.compile.compiler import Progress
+from specrt_export.heads.mtp_format import KIND as MTP
 from specrt_export.plan.build_plan import BuildPlan
 from specrt_export.plan.calibration_text import read_calibration
 
@@ -43,10 +44,13 @@ def measured_acceptance(plan: BuildPlan, bundle: Path, progress: Progress) -> tu
     progress("draft", 0.98)
     shares = acceptance_by_position(bundle, plan.calibration)
     if shares[0] < least:
+        carried = plan.draft is not None and plan.draft.kind == MTP
         raise BuildError(
             f"the target accepts {shares[0]:.2f} of the first tokens that the head drafts, and "
-            f"quality.min_acceptance is {least}; the head may be of another target, read other "
-            "layers (`layers` in [draft]), or be trained on text with another chat template"
+            f"quality.min_acceptance is {least}; the head may be of another target, "
+            + ("" if carried else "read other layers (`layers` in [draft]), ")
+            + "or be trained on text with another chat template"
+            + ('. Build without it by `kind = "none"` in [draft]' if carried else "")
         )
     return tuple(shares)
 

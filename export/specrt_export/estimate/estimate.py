@@ -217,7 +217,7 @@ def estimate(recipe: Recipe) -> RecipeEstimate:
     models = recipe.models
     shapes = {role: _as_stored(*find_config(m), m.source.kind) for role, m in models.items()}
     whole, head = shapes["target"], shapes.get("draft")
-    if isinstance(head, ModelShape) and head.inputs and isinstance(whole, ModelShape):
+    if isinstance(head, ModelShape) and head.head and isinstance(whole, ModelShape):
         shapes["target"] = whole.leaving(head)
     sources = {role: _source_positions(models[role], shape) for role, shape in shapes.items()}
     places = {(source.checkpoint, source.revision) for source in recipe.sources.values()}

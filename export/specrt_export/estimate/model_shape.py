@@ -392,7 +392,9 @@ class ModelShape:
         )
 
     def leaving(self, head: ModelShape) -> ModelShape:
-        """Return the shape of a target that leaves what a head reads: the projection is its own."""
+        """Return the shape of a target that leaves its last state, or a projection of inputs."""
+        if not head.inputs:
+            return replace(self, features=self.hidden)
         added = Matrix("layers", head.hidden, head.inputs * self.hidden), head.hidden
         return replace(self, weights=(*self.weights, *added), features=head.hidden)
 

@@ -174,12 +174,10 @@ def with_own_head(recipe: Recipe, target: Checkpoint) -> Recipe:
     Without one that the target's backend runs it is the same recipe.
     """
     own = recipe.models["target"]
-    runs = CHAIN_HEAD in BACKENDS[own.backend].runs
-    if not (recipe.seeks_head and runs) or own.source.graph or target.source is not None:
+    source, runs = own.source, CHAIN_HEAD in BACKENDS[own.backend].runs
+    free = recipe.draft is None and recipe.seeks_head and not source.graph
+    if not (free and runs and target.source is None and carries_head(target)):
         return recipe
-    if not carries_head(target):
-        return recipe
-    source = own.source
     draft = ModelSource(
         source.checkpoint, source.revision, kind=MTP, embedding=source.embedding, head=source.head,
         precision=source.precision or ("int8" if source.bits else ""), backend=source.backend,
