@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -71,7 +72,7 @@ class WidthTimes:
     library: Times | None
     """The same products by ONNX Runtime's own operators; None where they are not compared."""
     attention: Mapping[int, Times]
-    """By the positions before the pass."""
+    """By the positions before the pass; empty where no layer attends."""
     recurrence: Times | None
     """Of all layers with a recurrent state, which takes as many tokens of the pass before; None
     where there are none."""
@@ -273,26 +274,24 @@ def measure_kernels(
     multiply_adds = {f: sum(w.weights for w in stored if w.format == f) for f in formats}
     spec = replace(EngineSpec.of(bundle, target, threads), held=None)
     engine = first_row(open_engine(spec))
-    products, beside = _products(nodes, stored, threads), _library_products(stored, threads)
-    attention = _Attention(graph, mapped, target.geometry, manifest.max_length, threads)
-    recurrence = recurrence_passes(graph, target.geometry, manifest.max_width, threads)
     fitting = [w for w in widths if w <= manifest.max_width]
     most = manifest.max_length - max(fitting)
     lengths = [n for n in LENGTHS if n <= most] or [most]
+    made = {
+        "products": _products(nodes, stored, threads),
+        "library": _library_products(stored, threads),
+        "recurrence": recurrence_passes(graph, target.geometry, manifest.max_width, threads),
+    }
+    if _layers(graph, "Attention"):
+        attention = _Attention(graph, mapped, target.geometry, manifest.max_length, threads)
+        made |= {f"attention {n}": partial(attention, length=n) for n in lengths}
     reads: list[float] = []
     rates: dict[str, list[float]] = {name: [] for name in formats}
     taken: dict[int, dict[str, list[int]]] = {}
     for done, width in enumerate(fitting):
         tokens, start = np.full((1, width), 1, np.int64), np.array([lengths[0]])
-        cases: dict[str, Callable[[], object]] = {
-            "products": products(width),
-            "whole": lambda: engine.forward(tokens, start, tokens.shape[1]),  # noqa: B023
-            **{f"attention {n}": attention(width, n) for n in lengths},
-        }
-        if beside:
-            cases["library"] = beside(width)
-        if recurrence:
-            cases["recurrence"] = recurrence(width)
+        cases = {name: passes(width) for name, passes in made.items() if passes}
+        cases["whole"] = lambda: engine.forward(tokens, start, tokens.shape[1])  # noqa: B023
         taken[width] = {name: [] for name in cases}
         for lap in range(laps + 1):
             for name in turned(list(cases), lap):
@@ -308,17 +307,19 @@ def measure_kernels(
     size, read = sum(w.nbytes for w in stored), max(reads)
     multiply = {name: max(found) for name, found in rates.items()}
     rows = []
-    for width, times in taken.items():
-        least = min(times["products"]) / 1e9
+    for width, laps_of in taken.items():
+        times = {name: Times.of(laps_ns) for name, laps_ns in laps_of.items()}
+        least = min(laps_of["products"]) / 1e9
         arithmetic = sum(width * count / multiply[f] for f, count in multiply_adds.items())
+        attended = {n: times[f"attention {n}"] for n in lengths if f"attention {n}" in times}
         rows.append(
             WidthTimes(
                 width,
-                Times.of(times["products"]),
-                Times.of(times["library"]) if beside else None,
-                {n: Times.of(times[f"attention {n}"]) for n in lengths},
-                Times.of(times["recurrence"]) if recurrence else None,
-                Times.of(times["whole"]),
+                times["products"],
+                times.get("library"),
+                attended,
+                times.get("recurrence"),
+                times["whole"],
                 round(size / least),
                 round(width * sum(multiply_adds.values()) / least),
                 round(max(size / read, arithmetic) * 1e3, 4),
