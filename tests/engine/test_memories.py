@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 Zoo = Callable[[str], Exported]
-WIDEST, LENGTH, ROWS = 5, 96, 3
+WIDEST, LENGTH, ROWS = 8, 96, 3
 CASES = [
     ("gemma3", "fp32"), ("gemma4", "int8"), ("lfm2", "int4"), ("qwen3_5", "fp32"),
     *(

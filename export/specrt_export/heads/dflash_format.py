@@ -55,6 +55,9 @@ _ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
+_SECOND = ("conv_kernel_size", "selector_rank")
+"""Options that only the second version of DFlash has."""
+
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "projector_type": (None, "dflash"),
     "output_multiplier": (None, 1, 1.0),
@@ -148,11 +151,13 @@ def _options(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _check_options(checkpoint: Checkpoint) -> None:
     options, origin = _options(checkpoint), checkpoint.origin
-    later = next((n for n in head_names(checkpoint.config) if "dflash2" in n.lower()), None)
-    if later is not None:
+    named = any("dflash2" in name.lower() for name in head_names(checkpoint.config))
+    if named or any(options.get(key) for key in _SECOND):
         raise CheckpointError(
-            f"{origin} is a head of the second version of DFlash ({later}), which is not supported "
-            "yet: use one of the first, of DSpark or of EAGLE-3"
+            f"{origin} is a head of the second version of DFlash, and specrt has neither its "
+            "convolutions around each attention and MLP nor its path selector, which scores a pair "
+            "of tokens by the state of the second: use a head of the first version, of DSpark or "
+            "of EAGLE-3"
         )
     for key, plain in _PLAIN.items():
         if options.get(key) not in plain:
