@@ -35,12 +35,7 @@ from specrt_export.align.alignment import (
     Outcome,
 )
 from specrt_export.align.draft_sources import DraftSource
-from specrt_export.align.prediction import (
-    MeasuredCosts,
-    accepted,
-    rounds_of,
-    tokens_per_round,
-)
+from specrt_export.align.prediction import MeasuredCosts, accepted, rounds_of, tokens_per_round
 from specrt_export.align.sparse_loss import SparseTarget, overlap, sparse_loss
 from specrt_export.align.trace_batches import TraceBatch, TraceWindow, cut, split
 from specrt_export.align.trainer import TrainingOptions

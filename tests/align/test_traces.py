@@ -15,15 +15,7 @@ from align.conftest import ANSWER, PROMPTS, collect
 from specrt.cli.options import ProgressLine
 from specrt.errors import RequestError
 from specrt.params import SamplingParams
-from specrt.traces import (
-    FORMAT,
-    INDEX,
-    RANKED,
-    TraceIndex,
-    TraceWriter,
-    read_index,
-    read_texts,
-)
+from specrt.traces import FORMAT, INDEX, RANKED, TraceIndex, TraceWriter, read_index, read_texts
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint.checkpoint import Checkpoint
 
@@ -100,10 +92,7 @@ def test_a_full_disk_names_the_file_and_the_next_run_goes_on(
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [
-        (["--temperature", "0.5"], "temperature"),
-        (["--max-tokens", "5"], "max_tokens"),
-    ],
+    [(["--temperature", "0.5"], "temperature"), (["--max-tokens", "5"], "max_tokens")],
 )
 def test_traces_of_another_run_are_not_added_to(
     pair: Path, traces: Path, change: list[str], told: str, capsys: pytest.CaptureFixture[str]

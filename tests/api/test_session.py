@@ -18,14 +18,7 @@ from specrt.speculation.pool import Models
 from specrt.text.chat_template import ChatTemplate
 from specrt.text.tokenizer import Tokenizer
 from support.rows import packed
-from support.toy import (
-    EOS,
-    Style,
-    TableEngine,
-    generator,
-    near,
-    sentencepiece,
-)
+from support.toy import EOS, Style, TableEngine, generator, near, sentencepiece
 
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}<|tool|>{{ m.role }}:{{ m.content }}</s>{% endfor %}<|tool|>assistant:",

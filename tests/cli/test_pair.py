@@ -141,10 +141,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path]]:
 
 
 def test_the_command_shows_or_writes_the_recipe_that_it_builds(
-    cli: Run,
-    built: list[tuple[Recipe, Path]],
-    model: Model,
-    tmp_path: Path,
+    cli: Run, built: list[tuple[Recipe, Path]], model: Model, tmp_path: Path
 ) -> None:
     model("big")
     model("small")
@@ -185,11 +182,7 @@ def test_the_command_shows_or_writes_the_recipe_that_it_builds(
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(
-    line: str,
-    says: str,
-    cli: Run,
-    built: list[tuple[Recipe, Path]],
-    model: Model,
+    line: str, says: str, cli: Run, built: list[tuple[Recipe, Path]], model: Model
 ) -> None:
     model("big")
     assert says in cli("build", *line.split()).refusal

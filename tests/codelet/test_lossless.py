@@ -183,10 +183,7 @@ def test_log_probabilities_are_those_of_one_pass_at_every_gamma(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("recipe", "drafter"),
-    [("head", "model"), ("aligned", "cascade")],
-)
+@pytest.mark.parametrize(("recipe", "drafter"), [("head", "model"), ("aligned", "cascade")])
 def test_trained_drafts_pass_verify(
     engines: Path, code_prompts: Path, tmp_path: Path, recipe: str, drafter: str
 ) -> None:

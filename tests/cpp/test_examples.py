@@ -55,8 +55,7 @@ def test_the_assistant_answers_while_it_summarises(
 
 @pytest.mark.parametrize("program", ["complete", "assistant"])
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [(["missing", "a"], 1, "missing"), ([], 2, "usage: ")],
+    ("arguments", "status", "message"), [(["missing", "a"], 1, "missing"), ([], 2, "usage: ")]
 )
 def test_examples_fail_with_one_line(
     programs: Path, program: str, arguments: list[str], status: int, message: str

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpp.conftest import BuildLibrary, Library, compiler, run_program
+from cpp.conftest import BuildLibrary, Library
 from specrt.bundle import read_manifest
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -108,41 +108,3 @@ def test_json_has_points_where_the_application_has_commas(
     assert re.search(r"\d\.\d MB", "".join(notices))
     assert len(json.loads(completion)["logprobs"]) == 3
     assert json.loads(completion)["ttft_ms"] > 0
-
-
-STAND_IN = """
-#include <cstddef>
-#include <cstdint>
-extern "C" {
-struct Base { const void* (*get)(std::uint32_t); const char* (*version)(); };
-static void* table[400];
-static const void* get(std::uint32_t) { return TABLE; }
-static const char* version() { return VERSION; }
-static const Base base = {GET, version};
-__attribute__((visibility("default"))) const Base* OrtGetApiBase() { return BASE; }
-}
-"""
-SOUND = {"TABLE": "table", "VERSION": '"1.31.1"', "GET": "get", "BASE": "&base"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"BASE": "nullptr"}, "has no OrtGetApiBase of ONNX Runtime"),
-        ({"GET": "nullptr"}, "has no OrtGetApiBase of ONNX Runtime"),
-        ({"VERSION": "nullptr"}, "is ONNX Runtime of unknown version; expected 1.17"),
-        ({"VERSION": '"2.0.0"'}, "is ONNX Runtime 2.0.0; expected 1.17 or a newer 1.x"),
-        ({"TABLE": "nullptr", "VERSION": '"1.4.0"'}, "is ONNX Runtime 1.4.0; expected 1.17"),
-        ({}, "says it is ONNX Runtime 1.31.1, and has no CreateStatus"),
-    ],
-)
-def test_what_is_not_onnx_runtime_is_refused(
-    native: Library, codelet: Path, tmp_path: Path, changed: dict[str, str], says: str
-) -> None:
-    source, made = tmp_path / "stand_in.cpp", tmp_path / "libonnxruntime.so"
-    source.write_text(STAND_IN)
-    defined = [f"-D{name}={value}" for name, value in {**SOUND, **changed}.items()]
-    run_program([*compiler(), "-shared", "-fPIC", "-w", *defined, source, "-o", made])
-    (line,) = native.run("opening", bundle=codelet, onnxruntime=made)
-    assert line.startswith("SPECRT_ENGINE|")
-    assert says in line

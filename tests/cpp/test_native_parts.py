@@ -152,18 +152,6 @@ def test_a_completion_is_the_text_of_all_tokens_less_that_of_the_prompt(
     native_calls.check(cases)
 
 
-def test_an_old_tokenizer_library_is_named_with_the_release_that_will_do(
-    native_calls: NativeCalls, codelet: Path
-) -> None:
-    other = str(onnxruntime_library())
-    call = {"call": "encoded", "bundle": str(codelet), "tokenizer": other, "texts": ["a"],
-            "parse_special": True}  # fmt: skip
-    (refused,) = native_calls([call])
-    assert refused["status"] == 7
-    for word in ("0.16", "OgaCreateTokenizerFromPath", other):
-        assert word in refused["message"]
-
-
 def test_texts_are_encoded_as_in_python(
     native_calls: NativeCalls, codelet: Path, generator: Generator
 ) -> None:

@@ -25,13 +25,7 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import SpecrtError
 from specrt.system.gpu import Gpu, Survey
-from support.gpu_double import (
-    PREFILL,
-    Site,
-    draft_profiles,
-    record_of,
-    table_pair,
-)
+from support.gpu_double import PREFILL, Site, draft_profiles, record_of, table_pair
 
 TRT = DeviceRecord("tensorrt", "10.13.3.9", "NVIDIA H200", ("9.0",))
 RTX = DeviceRecord("tensorrt-rtx", "1.7.1.116", "NVIDIA RTX 4090", ("8.9",))

@@ -13,12 +13,7 @@ import pytest
 
 from specrt.engine.tensorrt import library
 from specrt.engine.tensorrt.device import BINDINGS
-from specrt.engine.tensorrt.library import (
-    FLAVOURS,
-    lacks_to_build,
-    lacks_to_run,
-    open_library,
-)
+from specrt.engine.tensorrt.library import FLAVOURS, lacks_to_build, lacks_to_run, open_library
 from specrt.engine.tensorrt.plan import (
     NO_SUCH_GPU,
     WHOLE,

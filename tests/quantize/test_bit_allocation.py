@@ -13,13 +13,7 @@ from specrt_export.check.quality import GraphScorer, measure, take_in
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
 from specrt_export.precision import BitBound, Precision
 from specrt_export.quantize import bit_allocation
-from specrt_export.quantize.bit_allocation import (
-    BitSearch,
-    BitTrial,
-    Part,
-    parts_of,
-    sensitivities,
-)
+from specrt_export.quantize.bit_allocation import BitSearch, BitTrial, Part, parts_of, sensitivities
 from specrt_export.quantize.calibration import CalibrationText
 from specrt_export.quantize.quantizer import find_codes, graft, quantize
 from specrt_export.quantize.weight_choice import choose

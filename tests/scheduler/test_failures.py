@@ -14,14 +14,7 @@ from typing import Any
 import pytest
 
 import specrt.scheduler
-from scheduler.support import (
-    SOME,
-    Build,
-    alone,
-    request_of,
-    rows,
-    shared_prompt,
-)
+from scheduler.support import SOME, Build, alone, request_of, rows, shared_prompt
 from shared import nightly_but
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator

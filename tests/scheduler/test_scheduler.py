@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.support import (
-    LONG,
-    WIDTH,
-    Build,
-    alone,
-    few_rows,
-    models_of,
-    rows,
-    shared_prompt,
-)
+from scheduler.support import LONG, WIDTH, Build, alone, few_rows, models_of, rows, shared_prompt
 from specrt.completion import Stream
 from specrt.errors import RequestError
 from specrt.generator import Generator, RequestFactory

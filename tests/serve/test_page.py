@@ -230,39 +230,6 @@ def said(server: PageServer) -> list[str]:
     return [message["content"] for message in server.requests[-1][1]["messages"]]
 
 
-def test_a_refusal_is_shown_and_the_prompt_comes_back(open_page: Open, server: PageServer) -> None:
-    page = open_page()
-    server.refused = (400, refusal("the prompt has 9,000 tokens; expected at most 2,048"))
-    ask(page, "long")
-    expect(page.get_by_role("alert")).to_contain_text("(400): the prompt has 9,000 tokens")
-    expect(page.locator("#prompt")).to_have_value("long")
-    server.refused = None
-    page.press("#prompt", "Enter")
-    answered(page)
-    assert page.get_by_role("alert").count() == 0
-
-
-def test_a_server_with_a_key_is_asked_again_with_it(open_page: Open, server: PageServer) -> None:
-    page = open_page(key="right")
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("asks for an API key")
-    page.keyboard.type("wrong\n")  # the field has the focus
-    expect(dialog).to_contain_text("does not take the key")
-    page.keyboard.type("right\n")
-    expect(dialog).to_be_hidden()
-    expect(page.locator("#about")).to_contain_text("codelet")
-    ask(page)
-    answered(page)
-    page.reload()
-    expect(page.locator("#about")).to_contain_text("codelet")
-    server.key = "another"
-    ask(page, "again")
-    expect(dialog).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("alert")).to_contain_text("(401): the API key is missing or wrong")
-    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-
-
 FAILURES: list[tuple[list[Step], str]] = [
     ([None], "The connection to the server was lost. What came until then is above."),
     ([], "The connection ended before the answer did."),

@@ -16,12 +16,7 @@ from gamma_traces import MACHINES
 
 from specrt.speculation import compiled_gamma
 from specrt.speculation.auto_gamma import AutoGamma
-from specrt.speculation.compiled_gamma import (
-    PYTHON,
-    CompiledGamma,
-    CompiledStep,
-    auto_factory,
-)
+from specrt.speculation.compiled_gamma import PYTHON, CompiledGamma, CompiledStep, auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.round import Round

@@ -19,13 +19,7 @@ from specrt.sampling.noise import Noise, Purpose
 from specrt.speculation.drafters import DRAFTERS, ModelDrafter
 from specrt.speculation.gamma import FixedGamma, GammaPolicy
 from specrt.speculation.kv_cache import KVCache
-from specrt.speculation.round import (
-    Proposal,
-    Verdict,
-    run_alone,
-    run_rounds,
-    speculate,
-)
+from specrt.speculation.round import Proposal, Verdict, run_alone, run_rounds, speculate
 from specrt.speculation.target import VERIFIERS, EngineTarget, Verifier, rejection
 from speculation.support import PROMPT, Whim, drafter_named, loop
 from support.toy import TableEngine, near

@@ -13,11 +13,7 @@ from specrt.errors import CapacityError, RequestError
 from specrt.params import TimestampRules
 from specrt.speech.log_mel import LogMel
 from specrt.speech.subtitles import srt_text, vtt_text
-from specrt.speech.transcription import (
-    Recording,
-    TranscriptionSegment,
-    split,
-)
+from specrt.speech.transcription import Recording, TranscriptionSegment, split
 from specrt.speech.whisper_config import WhisperConfig, whisper_config
 from specrt.text.tokenizer import Tokenizer
 from speech.recordings import RATE, sines

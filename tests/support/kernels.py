@@ -20,12 +20,7 @@ from specrt.engine.ort.ort_engine import silent_options
 from specrt_export.checkpoint.codes import Codes, pack
 from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.lower.projections import WeightMatrix, of_matrices
-from specrt_export.lower.tiles import (
-    alternating,
-    tiled_codes,
-    tiled_floats,
-    whole_tiles,
-)
+from specrt_export.lower.tiles import alternating, tiled_codes, tiled_floats, whole_tiles
 from specrt_export.portable.external_data import narrow, widen
 
 Array = NDArray[Any]

@@ -299,10 +299,9 @@ class Fp4:
             }, weights
         powers = rng.integers(121, 125, (outputs, inputs // 32)).astype(np.uint8)
         factors = np.float32(2) ** (powers.astype(np.float32) - np.float32(127))
-        return {
-            "weight_packed": ("U8", pairs),
-            "weight_scale": (self.scale_type, powers),
-        }, E2M1[codes] * spread(factors, 32, inputs)
+        return {"weight_packed": ("U8", pairs), "weight_scale": (self.scale_type, powers)}, E2M1[
+            codes
+        ] * spread(factors, 32, inputs)
 
 
 Format = Gptq | Awq | PackQuantized | Bytes | Fp4

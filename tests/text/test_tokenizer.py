@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HubTokenizer
 
 from specrt.errors import BundleError, CheckpointError, RequestError
@@ -48,8 +40,7 @@ ODD = ChatTemplate(
     {},
 )
 TRIM = ChatTemplate(
-    "{% for m in messages %}<|tool|> {{ m.content | trim }}<|tool|>{% endfor %}",
-    {},
+    "{% for m in messages %}<|tool|> {{ m.content | trim }}<|tool|>{% endfor %}", {}
 )
 JOIN = ChatTemplate("{% for m in messages %}{{ m.content | trim }}{% endfor %}", {})
 
