@@ -8,15 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from specrt.completion import Completion, SpeculationStats, Timings, times_plain
 from specrt.errors import RequestError
 from specrt.generator import Generator
-from specrt.params import AUTO, SamplingParams
-from specrt.speculation.costs import Costs
-from specrt.speculation.round import Round
+from specrt.params import SamplingParams
 from specrt.text.tokenizer import Tokenizer
 from support.toy import TableEngine, generator, near
 
@@ -73,28 +68,3 @@ def test_a_seed_is_drawn_and_reported_when_none_is_given(made: Generator) -> Non
     assert first.seed != second.seed
     again = SamplingParams(max_tokens=20, temperature=1.0, seed=first.seed)
     assert made.generate("a", again).token_ids == first.token_ids
-
-
-@given(
-    rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=16, max_size=40),
-    outside=st.integers(0, 50), busy=st.integers(1, 9), tuned=st.booleans(),
-)  # fmt: skip
-def test_the_estimate_is_the_ratio_where_passes_take_what_was_tuned(
-    rounds: list[tuple[int, int]], outside: int, busy: int, tuned: bool
-) -> None:
-    """However much slower the machine is now than it was tuned; without costs by plain steps."""
-    costs = Costs((100.0, 110.0, 120.0, 130.0, 140.0), (0.0, 9.0, 18.0, 27.0, 36.0))
-    counts, now, tokens, arrivals = SpeculationStats(AUTO, "model"), 0, 0, [(0, 1)]
-    for drafted, kept in rounds:
-        accepted = min(drafted, kept)
-        draft_ns, verify_ns = busy * int(costs.draft(drafted)), busy * int(costs.verify(drafted))
-        made = accepted + 1
-        counts.add(Round([1] * made, drafted, accepted, draft_ns, verify_ns), made)
-        now, tokens = now + draft_ns + verify_ns + outside, tokens + made
-        arrivals.append((now, made))
-    done = Completion(1, 0, counts, Timings(0, arrivals=arrivals))
-    found = times_plain([done], costs if tuned else None)
-    known = counts.drafted and (tuned or sum(not drafted for drafted, _ in rounds) >= 16)
-    assert (found is not None) == bool(known)
-    if found is not None:
-        assert found == pytest.approx(tokens * (100 * busy + outside) / now)

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from cli.conftest import Run
-from specrt.bundle import DEFAULT_BUNDLE, read_manifest
+from specrt.bundle import read_manifest
 from specrt.cli.cache import bundle_of, cache
 from specrt.errors import BuildError, CheckpointError, SpecrtError
 from support.bundles import listed
@@ -81,18 +81,6 @@ def test_the_first_use_builds_and_the_second_opens(
     shutil.rmtree(place)
     assert bundle_of(target, draft) == place
     assert len(builds.places) == 2
-
-
-def test_the_default_bundle_is_built_from_its_recipe_where_none_is_here(
-    builds: Builds, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = bundle_of(DEFAULT_BUNDLE)
-    assert (place.name[:8], place.is_relative_to(root)) == ("codelet-", True)
-    assert f"codelet is built once, into {place}" in capsys.readouterr().err
-    assert bundle_of(DEFAULT_BUNDLE) == place
-    assert builds.places == [place]
-    mine = listed(tmp_path / DEFAULT_BUNDLE)
-    assert bundle_of(DEFAULT_BUNDLE) == mine.relative_to(tmp_path)
 
 
 @pytest.mark.usefixtures("builds", "root")

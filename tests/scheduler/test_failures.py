@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,25 +214,3 @@ def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> Non
 
 
 # Waiting, and what is left
-
-
-def test_the_last_chunk_is_not_lost_to_a_thread_that_looked_too_early(tokenizer: Tokenizer) -> None:
-    made = rows(packed, 2, tokenizer)
-    stream = made.stream([1, 2, 3], SamplingParams(max_tokens=30), gamma=0)
-    found = [*next(stream).token_ids]
-    request = request_of(made, [1, 2, 3])
-
-    class Watched(deque[Any]):
-        def __bool__(self) -> bool:
-            empty = not len(self)
-            if empty and len(request.completion.token_ids) >= 26 and not request.done:
-                ahead = SamplingParams(max_tokens=25)
-                thread = threading.Thread(target=lambda: made.generate([9], ahead, gamma=0))
-                thread.start()  # which ends this request, between this look and the next
-                thread.join()
-            return not empty
-
-    request.chunks = Watched(request.chunks)
-    for chunk in stream:
-        found += chunk.token_ids
-    assert found == stream.completion.token_ids

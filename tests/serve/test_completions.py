@@ -65,21 +65,6 @@ def test_speculation_is_told(real: Live) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 40
 
 
-def test_several_prompts_and_completions_of_each(toy: Live) -> None:
-    body = {"prompt": ["ab", [99, 100]], "n": 3, "max_tokens": 12, "seed": 3, "ignore_eos": True}
-    whole = toy.post("/v1/completions", **body)
-    texts = {choice["index"]: choice["text"] for choice in whole["choices"]}
-    params = SamplingParams(n=3, max_tokens=12, seed=3, temperature=1.0, ignore_eos=True)
-    wanted = toy.service.generator.generate_many(["ab", [99, 100]], params)
-    assert [texts[i] for i in range(6)] == [c.text for each in wanted for c in each]
-    assert whole["usage"]["prompt_tokens"] == 4
-    streamed = ["" for _ in range(6)]
-    for event in toy.events("/v1/completions", **body):
-        for choice in event["choices"]:
-            streamed[choice["index"]] += choice["text"]
-    assert streamed == [texts[i] for i in range(6)]
-
-
 def test_chat_is_the_completion_of_the_rendered_template(toy: Live) -> None:
     messages = [
         {"role": "developer", "content": "be brief"},

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specrt.errors import BundleError
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import as_one_launch
-
-NS = st.floats(1.0, 1e9)
 
 
 def test_a_round_is_draft_and_verify_and_what_lies_outside() -> None:
@@ -28,21 +23,6 @@ def test_a_round_is_draft_and_verify_and_what_lies_outside() -> None:
     assert [costs.verify(g) for g in (2, 3, 4)] == [130.0, 145.0, 160.0]
     assert [costs.draft(g) for g in (2, 3, 4)] == [20.0, 30.0, 40.0]
     assert Costs((100.0, 90.0), (0.0,)).verify(9) == 90.0
-
-
-@given(st.lists(st.tuples(st.integers(1, 5), NS), max_size=6), NS, st.integers(0, 30))
-def test_costs_between_measured_ones_lie_between_them(
-    steps: list[tuple[int, float]], first: float, most: int
-) -> None:
-    measured = [(0, first)]
-    for step, ns in steps:
-        measured.append((measured[-1][0] + step, ns))
-    table = Costs.between(measured, most)
-    assert len(table) == most + 1
-    assert all(math.isclose(table[gamma], ns) for gamma, ns in measured if gamma <= most)
-    for (low, before), (high, after) in itertools.pairwise(measured):
-        for ns in table[low : high + 1]:
-            assert min(before, after) * 0.999 <= ns <= max(before, after) * 1.001
 
 
 @pytest.mark.parametrize(

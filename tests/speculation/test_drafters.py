@@ -14,7 +14,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
-from specrt.speculation.drafters import DRAFTERS, DrafterSpec, ForcedDrafter
+from specrt.speculation.drafters import DRAFTERS, DrafterSpec
 from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.pool import DecodingMode, DrafterPool, Models
 from specrt.speculation.round import NOTHING, Drafter, Passes, Proposal, Round, run_alone
@@ -231,49 +231,7 @@ def test_without_a_draft_model_another_drafter_is_the_default(
     assert (counts.drafter, counts.fallback) == ("none" if absent else "ngram", absent)
 
 
-class Says:
-    """Proposes what it was given, and remembers what it observed."""
-
-    def __init__(self, *tokens: int) -> None:
-        self.proposal = Proposal(tokens, source="says") if tokens else NOTHING
-        self.seen: list[tuple[list[int], Round]] = []
-
-    def propose(self, tokens: Sequence[int], room: int) -> Passes[Proposal]:
-        yield from ()
-        return self.proposal._replace(tokens=self.proposal.tokens[:room])
-
-    def observe(self, tokens: Sequence[int], round_: Round) -> None:
-        self.seen.append((list(tokens), round_))
-
-
-STEP = Round([9], 0, 0, 5, 6)
-
-
 # What a grammar leaves no choice about is drafted for nothing
-
-
-@pytest.mark.parametrize(
-    ("must", "room", "gammas", "proposed"),
-    [
-        ([1, 2, 3], 2, range(5), [1, 2]),
-        ([1, 2, 3, 4, 5, 6], 8, range(5), [1, 2, 3, 4]),
-        ([1, 2, 3], 8, (0, 2, 4), [1, 2]),
-        ([1], 8, (0, 2, 4), None),
-        ([], 8, range(5), None),
-    ],
-)
-def test_forced_tokens_are_proposed_as_far_as_passes_were_built(
-    must: list[int], room: int, gammas: Sequence[int], proposed: list[int] | None
-) -> None:
-    inner = Says(7)
-    drafter = ForcedDrafter(inner, lambda tokens: must, gammas)
-    found: Proposal = run_alone(drafter.propose([1], room))
-    drafter.observe([1, 9], STEP)
-    if proposed is None:
-        assert (found, inner.seen) == (inner.proposal, [([1, 9], STEP)])
-    else:
-        assert found == Proposal(proposed, source="forced")
-        assert not inner.seen
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -13,7 +13,7 @@ from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
 from specrt.speculation.costs import Costs
-from specrt.speculation.gamma import DraftDecision, FixedGamma
+from specrt.speculation.gamma import DraftDecision
 from specrt.speculation.ngram import NgramDrafter
 from specrt.speculation.pool import Models
 from specrt.speculation.round import NOTHING, Round, run_alone
@@ -57,22 +57,6 @@ def test_what_is_found_agrees_and_is_found_wherever_it_is(vocab: int) -> None:
         assert found.length >= GRAMS[0]
         assert found.text[found.end - found.length : found.end].tolist() == asked[-found.length :]  # type: ignore[attr-defined]
     assert found_some > 250
-
-
-def test_memory_proposes_where_it_agrees_for_longer_than_the_text_at_hand() -> None:
-    memory = TextMemory()
-    memory.add("", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    drafter = MemoryDrafter(NgramDrafter(FixedGamma(2)), KeyMemory(memory, ""), FixedGamma(3))
-
-    def proposed(*tokens: int) -> tuple[str, list[int]]:
-        proposal = run_alone(drafter.propose(tokens, 9))
-        return proposal.source, list(proposal.tokens)
-
-    assert proposed(2, 3, 4, 5) == ("memory", [6, 7, 8])
-    assert proposed(4, 5, 60, 2, 3, 4, 5) == ("memory", [6, 7, 8])
-    assert proposed(2, 3, 4, 5, 60, 2, 3, 4, 5) == ("ngram", [60, 2]), "equal: the text at hand"
-    assert proposed(0, 5, 6, 7, 8) == ("memory", [9])
-    assert proposed(0, 6, 7, 8, 9) == ("", []), "nothing followed"
 
 
 # Bounds and keys
