@@ -38,6 +38,8 @@ void pass_panel(const Panel& panel, const Update<V, P>* updates, const float* co
   const auto step = [&](std::size_t i, auto half) {
     typename V::Floats values[P];
     for (int p = 0; p < P; p++) values[p] = V::load(from + i * stride + p * kTile);
+    if constexpr (P * kTile < kPanel)  // the other half, which comes next
+      V::prefetch(reinterpret_cast<const std::uint8_t*>(from + i * stride + P * kTile));
     for (int n = 0; n < N; n++) {
       const auto key = V::spread(own[n].key[i]);
       for (int p = 0; p < P; p++)
@@ -94,6 +96,17 @@ void recur_vectors(const Recurrence& recurrence, const Steps& steps, const Recur
       update.values[p] = load_before<V>(factors + values_at, column + p * kTile, values, 0);
     return update;
   };
+  // Fetch where a token is read and written: a store that waits for a line holds up all after it.
+  const auto fetch_token = [&](std::size_t token) {
+    const std::size_t own = (token * heads + head) * values + column;
+    const float* places[] = {
+        steps.values + own, steps.y + own,
+        steps.prepared + token * recurrence.prepared_size() + values_at + column};
+    for (const float* place : places)
+      for (int p = 0; p < P; p++)
+        V::prefetch(reinterpret_cast<const std::uint8_t*>(place + p * kTile));
+  };
+  fetch_token(row.first);
   std::size_t position = row.base;
   while (position + 1 < row.start) {  // the last one is added when the first token is computed
     const bool is_cut = position < row.next_base && row.next_base < row.start - 1;
@@ -111,6 +124,7 @@ void recur_vectors(const Recurrence& recurrence, const Steps& steps, const Recur
   for (std::size_t i = 0; i < row.count; i++) {
     const std::size_t token = row.first + i;
     position = row.start + i;
+    fetch_token(token + 1);
     float* step = steps.prepared + token * recurrence.prepared_size();
     const float* rows[] = {step + keys_at + recurrence.queries_at() - recurrence.keys_at(),
                            step + keys_at};
