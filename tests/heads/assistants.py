@@ -19,13 +19,14 @@ from specrt_export.heads.assistant_module import all_shared
 WINDOW = 8
 TYPES = ["sliding_attention", "full_attention"]
 GEMMA4: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 6, "layer_types": 3 * TYPES, "head_dim": 16,
+    "hidden_size": 32, "num_hidden_layers": 4, "layer_types": 2 * TYPES, "head_dim": 16,
     "global_head_dim": 32, "sliding_window": WINDOW, "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 0, "tie_word_embeddings": True, "rope_parameters": None,
+    "vocab_size_per_layer_input": 0, "rope_parameters": None,
 }  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "gemma4": {
-        "model_type": "gemma4_text", "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8,
+        "model_type": "gemma4_text", "num_hidden_layers": 5, "layer_types": [*2 * TYPES, TYPES[1]],
+        "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": VOCABULARY,
     },
     "gemma4_unified": {
@@ -33,7 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True,
     },
 }  # fmt: skip
-"""What the target has of its own; the first assistant scores some clusters of entries only."""
+"""What the target has of its own: a layer that shares keys; keys that are values. The first
+assistant scores some clusters of entries only."""
 
 
 def save_pair(folder: Path, kind: str) -> tuple[Path, Path]:
@@ -66,10 +68,12 @@ def save_pair(folder: Path, kind: str) -> tuple[Path, Path]:
 class Transformers:
     """Drafts as transformers does, computing everything anew, right or with a fault."""
 
-    def __init__(self, target: Path, head: Path, fault: str = "") -> None:
+    def __init__(
+        self, target: Path, head: Path, fault: str = "", dtype: torch.dtype = torch.float32
+    ) -> None:
         torch.set_num_threads(1)
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
-        how: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+        how: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
         self._target, self._fault = load(target, **how).eval(), fault
         with all_shared():
             self._model = load(head, **how).eval()
@@ -83,7 +87,7 @@ class Transformers:
             self._model, self._target.get_input_embeddings(), self._target.generation_config
         )
         self._generator.main_model_max_length = 1 << 20
-        self.logits = np.zeros((0, VOCABULARY), np.float32)
+        self.logits: NDArray[Any] = np.zeros((0, VOCABULARY))
         """Of the last draft."""
 
     @staticmethod

@@ -19,6 +19,7 @@ import specrt
 from heads.assistants import KINDS, Transformers, save_pair
 from heads.blocks import BLOCK, run_block, save_block_head
 from heads.conftest import RECIPE, VOCABULARY, save_mtp
+from portable.zoo import InDoubles
 from shared import nightly_but
 from specrt.bundle import BLOCK_HEAD, Bundle
 from specrt.engine.backends import BACKENDS
@@ -250,6 +251,42 @@ def test_a_wrong_head_drafts_otherwise(generator: Generator, own: Path, head: An
     for fault in FAULTS[head.KIND]:
         found = agreement(generator, drafting(own, head, fault), range(2), 5)
         assert sum(found) < len(found) / 2, fault
+
+
+@forms(*KINDS)
+def test_scores_round_no_more_than_those_of_transformers(
+    generator: Generator, own: Path, head: Any
+) -> None:
+    """On two rows in the same passes, of texts longer than a ring, with rejected tokens in it."""
+    models, rng = generator.models, np.random.default_rng(4)
+    target, draft = rows(models.target), rows(models.draft)
+    texts, held = rng.integers(0, VOCABULARY, (2, 80)).tolist(), [0, 0]
+    eager, exact = drafting(own, head), Transformers(own, head.checkpoint.folder, "", torch.float64)
+    scores: list[Any] = []
+    for _ in range(12):
+        fed = []
+        for row, text in enumerate(texts):
+            begin, end = held[row], held[row] + int(rng.integers(1, 8))
+            rejected = rng.integers(0, VOCABULARY, rng.integers(0, 5)).tolist()
+            fed.append(Feed(row, [*text[begin:end], *rejected], begin, 1))
+            held[row] = end
+        target.forward_rows(fed)
+        fed = [Feed(row, [text[held[row]]], held[row], 1) for row, text in enumerate(texts)]
+        drafted = []
+        for _ in range(3):
+            made = draft.forward_rows(fed)
+            drafted.append([output.logits[0, 0].copy() for output in made])
+            fed = [feed._replace(tokens=output.argmax[0].tolist(), recursive=True)
+                   for feed, output in zip(fed, made, strict=True)]  # fmt: skip
+        for row, text in enumerate(texts):
+            with InDoubles():
+                right = exact(text[: held[row] + 1], 3)
+            assert eager(text[: held[row] + 1], 3) == right
+            scores.append(([one[row] for one in drafted], eager.logits, exact.logits))
+    ours, theirs, right = (np.array(part) for part in zip(*scores, strict=True))
+    assert right.dtype == np.float64
+    distances = [np.sqrt(np.mean((each - right) ** 2)) for each in (ours, theirs)]
+    assert distances[0] < max(2e-6 * np.abs(right).max(), 1.25 * distances[1])
 
 
 @forms(*BLOCKS)

@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 from click.testing import CliRunner
-from torch.overrides import TorchFunctionMode
 
-from portable.zoo import BARE, MEMORIES, MODELS, RECORDED, WINDOW, Exported, architectures
+from portable.zoo import (
+    BARE,
+    MEMORIES,
+    MODELS,
+    RECORDED,
+    WINDOW,
+    Exported,
+    InDoubles,
+    architectures,
+)
 from shared import nightly_but
 from specrt.cli.export import command
 from specrt.errors import CheckpointError, ExportError
@@ -71,19 +78,6 @@ def test_a_graph_agrees_with_its_model(name: str, exported: Zoo) -> None:
         assert ours < 1.25 * eager, (report, ours, eager)
     assert all(case.argmax_equal == case.rows for case in report.cases)
     assert report.unreached == ()
-
-
-class InDoubles(TorchFunctionMode):
-    """Computes in float64 what a model asks to be computed in float32."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        def doubled(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(doubled, args), **{k: doubled(v) for k, v in (kwargs or {}).items()})
 
 
 def distances(one: Exported) -> tuple[float, float]:

@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 from shared import REPOSITORY, locked, nightly_but
 from specrt.geometry import Geometry
@@ -297,6 +299,19 @@ def matrix(names: Sequence[str], ways: Sequence[str], whole: Sequence[str] = ())
         and (way in whole or (OFTEN.index(name) + ways.index(way)) % 2 == 0)
     ]  # fmt: skip
     return nightly_but(often, pairs)
+
+
+class InDoubles(TorchFunctionMode):
+    """Computes in float64 what a model asks to be computed in float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        def doubled(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(doubled, args), **{k: doubled(v) for k, v in (kwargs or {}).items()})
 
 
 @dataclass(frozen=True)
