@@ -40,17 +40,28 @@ assistant scores some clusters of entries only."""
 
 def save_pair(folder: Path, kind: str) -> tuple[Path, Path]:
     """Write the checkpoints of a target and its assistant; return their folders."""
+    sizes = {**SIZES, **GEMMA4, **KINDS[kind]}
     target = save_model(folder / "target", 0, **GEMMA4 | KINDS[kind])
+    head = save_assistant(folder / "head", sizes, hidden_size=16, intermediate_size=48)
+    return target, head
+
+
+SIZES = {"vocab_size": VOCABULARY, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 256}  # fmt: skip
+
+
+def save_assistant(folder: Path, target: dict[str, Any], **changes: Any) -> Path:
+    """Write the checkpoint of a random assistant of a target of some sizes; return its folder."""
+    kind, vocabulary = target["model_type"].removesuffix("_text"), target["vocab_size"]
     text = {
-        **GEMMA4, **KINDS[kind], "vocab_size": VOCABULARY, "hidden_size": 16,
-        "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "num_hidden_layers": 4, "num_kv_shared_layers": 4, "layer_types": [*2 * TYPES[:1], *TYPES],
-        "max_position_embeddings": 256, "hidden_size_per_layer_input": 0,
-        "vocab_size_per_layer_input": 0,
+        **target, "num_hidden_layers": 4, "num_kv_shared_layers": 4,
+        "layer_types": [*2 * TYPES[:1], *TYPES], "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0, "use_double_wide_mlp": False, **changes,
     }  # fmt: skip
     config = transformers.AutoConfig.for_model(
-        f"{kind}_assistant", text_config=text, backbone_hidden_size=32,
-        use_ordered_embeddings=kind == "gemma4", num_centroids=12, centroid_intermediate_top_k=5,
+        f"{kind}_assistant", text_config=text, backbone_hidden_size=target["hidden_size"],
+        use_ordered_embeddings=kind == "gemma4", num_centroids=vocabulary // 8,
+        centroid_intermediate_top_k=5,
     )  # fmt: skip
     torch.manual_seed(5)
     with all_shared():
@@ -60,9 +71,9 @@ def save_pair(folder: Path, kind: str) -> tuple[Path, Path]:
     for layer in model.model.layers:
         layer.layer_scalar.uniform_(0.6, 0.9)
     if model.masked_embedding is not None:
-        model.masked_embedding.token_ordering.copy_(torch.randperm(VOCABULARY))
-    model.save_pretrained(folder / "head")
-    return target, folder / "head"
+        model.masked_embedding.token_ordering.copy_(torch.randperm(vocabulary))
+    model.save_pretrained(folder)
+    return folder
 
 
 class Transformers:

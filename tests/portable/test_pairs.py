@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import specrt
+from heads.assistants import save_assistant
 from heads.blocks import MASK, RANK, random_weights, save_block_head
 from portable.zoo import ALTERNATING, LLAMA3_ROPE, MEMORIES, SIZES, WINDOW
 from specrt.bundle import Bundle
@@ -134,7 +135,12 @@ def shrunk(pair: str, root: Path) -> Path:
     text = recipe.read_text("utf-8")
     shapes = json.loads((ENGINES / pair / "shape.json").read_text("utf-8"))
     for seed, (role, source) in enumerate(read_recipe(recipe).sources.items()):
-        if named_head(shapes[role]):
+        if named_head(shapes[role]) == "gemma4_assistant":
+            sizes = {**shapes["target"], **SMALL, **OWN[shapes["target"]["model_type"]]}
+            sizes |= {"vocab_size": VOCABULARY, "final_logit_softcapping": None}
+            save_assistant(folder / role, sizes, hidden_size=64)
+            text = text.replace("[quality]", "[quality]\nmin_acceptance = 0")
+        elif named_head(shapes[role]):
             save_head(shapes[role], folder / role)
             text = text.replace("[quality]", "[quality]\nmin_acceptance = 0")
         else:

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
-from specrt.geometry import ATTENTION, Geometry
+from specrt.geometry import ATTENTION, LENT, Geometry
 from specrt.held_file import read_file
 from specrt.system.memory import size
 from specrt_export.checkpoint.checkpoint import Checkpoint, text_config
@@ -519,7 +519,7 @@ def _working(
     where a source is long, and the hidden states of each row are kept.
     """
     g = shape.geometry
-    attending = [own for own in g.memories if own.kind == ATTENTION]
+    attending = [own for own in g.memories if own.kind in (ATTENTION, LENT)]
     joined = max((g.heads + 2 * own.kv_heads) * own.key_width for own in attending)
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
     scores = (g.heads + 1) * max(options.max_length, max_source)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from specrt.errors import CheckpointError, did_you_mean
-from specrt.geometry import ATTENTION, CONV, SHARED, Geometry, LayerMemory
+from specrt.geometry import ATTENTION, CONV, LENT, SHARED, Geometry, LayerMemory
 from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
-from specrt_export.heads import dflash_format, eagle3_format, mtp_format
+from specrt_export.heads import assistant_format, dflash_format, eagle3_format, mtp_format
 
 DECODER = "engine"
 """What the engine of a decoder is called: its file, and its figures in JSON."""
@@ -198,6 +198,9 @@ class _Sizes:
         """Return what each layer remembers."""
         types = self.types()
         owners = types[: len(types) - self.maybe("num_kv_shared_layers")]
+        if not owners:  # a head, to which the target lends its own
+            lent = {kind: replace(self._memory(0, kind), kind=LENT) for kind in types}
+            return tuple(lent[kind] for kind in types)
         shared = [
             LayerMemory(SHARED, owner=len(owners) - 1 - owners[::-1].index(kind))
             for kind in types[len(owners) :]
@@ -277,13 +280,14 @@ def _layer(sizes: _Sizes, geometry: Geometry, layer: int, beside: int) -> Iterat
 
 def _attention(sizes: _Sizes, own: LayerMemory, read: LayerMemory, beside: int) -> Iterator[Weight]:
     """Yield the weights of attention to the keys and values of `read`, which a layer may own."""
-    queries, keys = sizes.heads * read.key_width, own.kv_heads * own.key_width
+    owns = own.kind == ATTENTION
+    queries, keys = sizes.heads * read.key_width, owns * own.kv_heads * own.key_width
     values = 0 if sizes.has("attention_k_eq_v") and not own.window else keys
     joined, known = queries + keys + values, sizes.known
     gates = sizes.heads * (known.gated and sizes.has("use_attention_gate", True))
     yield Matrix("layers", joined + gates, sizes.hidden + beside)
     yield Matrix("layers", sizes.hidden, queries)
-    yield from (read.key_width,) * (known.head_norms * (1 if own.kind == SHARED else 2))
+    yield from (read.key_width,) * (known.head_norms * (1 + owns))
     yield from (joined,) * (sizes.has("attention_bias") or known.query_bias)
     yield from (sizes.hidden,) * (sizes.has("attention_bias") and not known.query_bias)
 
@@ -350,8 +354,8 @@ class ModelShape:
         Raises: CheckpointError naming the key that is not known, or the model type and those that
             are, and `others` that are read elsewhere.
         """
-        config = {**config, **config["text_config"]} if "text_config" in config else config
         head = head or named_head(config) or ""
+        config = {**config, **config["text_config"]} if "text_config" in config else config
         if head == mtp_format.KIND:
             config = {**config, "num_hidden_layers": 1, "layer_types": [FULL]}
         elif head:
@@ -388,7 +392,7 @@ class ModelShape:
             half=is_half(config),
             head=head,
             inputs=_inputs(config) if head in (dflash_format.KIND, eagle3_format.KIND) else 0,
-            borrowed=2 * vocab * sizes.hidden * _borrows(config, head),
+            borrowed=vocab * _borrowed(sizes, head),
         )
 
     def leaving(self, head: ModelShape) -> ModelShape:
@@ -402,7 +406,7 @@ class ModelShape:
     def parameters(self) -> int:
         """Return the weights of the model, a tied table once."""
         matrices = [one for one in self.weights if isinstance(one, Matrix)]
-        scored = next(one.rows for one in matrices if one.role == "head")
+        scored = next((one.rows for one in matrices if one.role == "head"), 0)
         own = (
             not self.tied
             or self.head not in ("", mtp_format.KIND)
@@ -432,9 +436,23 @@ def _inputs(config: Mapping[str, Any]) -> int:
     return next((len(ids) for ids in named if isinstance(ids, list)), 3)
 
 
-def _borrows(config: Mapping[str, Any], head: str) -> bool:
-    """Tell whether a head has the tables of its target: block heads do, but of speculators."""
-    return head == dflash_format.KIND and "speculators_model_type" not in config
+def _borrowed(sizes: _Sizes, head: str) -> int:
+    """Return the width of the tables that a head has of its target, of all of them."""
+    if head == assistant_format.KIND:
+        return sizes.number("backbone_hidden_size")
+    both = head == dflash_format.KIND and "speculators_model_type" not in sizes.config
+    return 2 * sizes.hidden * both
+
+
+def _assistant(sizes: _Sizes, vocab: int) -> Iterator[Weight]:
+    """Yield what an assistant has besides its layers; of clustered entries a pass reads rows."""
+    hidden, wide = sizes.hidden, sizes.number("backbone_hidden_size")
+    clustered = sizes.has("use_ordered_embeddings")
+    yield hidden
+    yield Matrix("layers", hidden, 2 * wide)
+    yield Matrix("layers", wide + clustered * sizes.number("num_centroids", 2048), hidden)
+    yield Matrix("embedding", vocab, wide)
+    yield Matrix("embedding" if clustered else "head", vocab, hidden)
 
 
 def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
@@ -444,6 +462,9 @@ def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
         # The feature next to each token, where a head reads pairs.
         is_pair = head == eagle3_format.KIND and not layer
         yield from _layer(sizes, geometry, layer, hidden * is_pair)
+    if head == assistant_format.KIND:
+        yield from _assistant(sizes, vocab)
+        return
     if head == mtp_format.KIND:
         yield Matrix("layers", hidden, 2 * hidden)
         yield from (hidden, hidden)

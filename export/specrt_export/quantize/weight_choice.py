@@ -161,7 +161,7 @@ def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
 
     weight ─ (Cast) ─┬─ Transpose ── MatMul
                      ├─ Gemm, MatMul
-                     └─ Gather, by input_ids
+                     └─ Gather, by input_ids or by the ids of the best clusters
     """
     for node, index in readers[weight]:
         if node.op_type == "Cast":
@@ -183,17 +183,20 @@ def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
             yield Use(node.name, index, "embedding", turned=False)
 
 
+_OF_TOKENS = {("Cast", 0), ("Reshape", 0), ("Identity", 0), ("Gather", 1)}
+"""What makes ids of ids, and by which of its inputs."""
+
+
 def _by_token(gather: onnx.NodeProto, readers: Readers) -> bool:
-    """Tell whether the indices of a Gather are the input tokens, whatever their shape."""
-    names = ["input_ids", SOURCE_IDS]
+    """Tell whether the indices of a Gather are tokens, fed or chosen, whatever their shape."""
+    chosen = [node for nodes in readers.values() for node, _ in nodes if node.op_type == "TopK"]
+    names = ["input_ids", SOURCE_IDS, *(node.output[1] for node in chosen)]
     while names:
         name = names.pop()
         if name == gather.input[1]:
             return True
         names += [
-            node.output[0]
-            for node, index in readers[name]
-            if index == 0 and node.op_type in ("Cast", "Reshape", "Identity")
+            node.output[0] for node, index in readers[name] if (node.op_type, index) in _OF_TOKENS
         ]
     return False
 
