@@ -205,6 +205,7 @@ each sliding window; rows of an encoder-decoder are texts of sources of differen
 is the largest error of a logit over the largest logit; that of Gemma 4 is rounding, since its
 attention scales no scores, and eager is further from float64 than the graph is. A refusal is about
 the type's default config: a dense model of a type whose default has experts may export.
+`gemma4_assistant` and `gemma4_unified_assistant` are heads, which [draft](drafting.md#heads).
 
 This page is written by `python tools/survey_models.py`.
 """

@@ -16,7 +16,7 @@ from shlex import quote
 from typing import Annotated, Any
 
 from specrt.errors import BundleError, first_line, shortage
-from specrt.geometry import Geometry
+from specrt.geometry import LENT, Geometry
 from specrt.held_file import HeldFile, hash_whole, hold, read_file
 from specrt.records import Count, Interval, read
 
@@ -416,6 +416,9 @@ def _problems(manifest: Manifest) -> Iterator[str]:
          and not 0 < m.draft.features == m.target.features,
          f"the head reads features of width {m.draft and m.draft.features}, and the target leaves "
          f"{m.target.features}; expected one width of both"),
+        (any(one.kind == LENT and not m.target.geometry.lends(one)
+             for r in m.models for one in r.geometry.memories),
+         "a layer reads what no layer of the target keeps; expected one of the same sizes there"),
         (any((r.encoder.features > 0) != (r.encoder.frames > 0) for r in m.models if r.encoder),
          "an encoder has features without frames, or frames without features; expected both of "
          "speech, and none of text"),

@@ -165,6 +165,11 @@ class Geometry:
             for kind in memory.inputs
         }
 
+    def lends(self, lent: LayerMemory) -> bool:
+        """Tell whether it has the keys and values that a head reads."""
+        own = self.memories[lent.owner : lent.owner + 1]
+        return own == (replace(lent, kind=ATTENTION, owner=0),)
+
     @property
     def recurs(self) -> bool:
         """Whether a layer has a state, which holds what lies before a `base` of each row."""

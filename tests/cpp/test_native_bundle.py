@@ -163,8 +163,9 @@ TRIMMED: Document = {"kind": "", "vocab_map": "tokenizer.json"}
            0 if backend == "ort-cpu" else 7, f"has {said}, which the native")
           for said, draft in (("a head", HEAD), ("a draft that scores some entries only", TRIMMED))
           for backend in ("tensorrt", "tensorrt-rtx", "ort-cpu")),
-        ({"target/features": 8, "draft": {**HEAD, "kind": "dflash"}}, 4,
-         "drafts blocks (dflash), which the native library does not run"),
+        *(({"target/features": 8, "draft": {**HEAD, "kind": kind}}, 4,
+           f"{does} ({kind}), which the native library does not run")
+          for kind, does in (("dflash", "drafts blocks"), ("gemma4_assistant", "keys and values"))),
     ],
     ids=str,
 )  # fmt: skip

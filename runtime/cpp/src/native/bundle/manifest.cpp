@@ -17,7 +17,8 @@ namespace specrt::native {
 namespace {
 
 constexpr int kMostRows = 64;
-constexpr std::array<std::string_view, 4> kKinds = {"", "eagle3", "dflash", "mtp"};
+constexpr std::array<std::string_view, 5> kKinds = {"", "eagle3", "dflash", "mtp",
+                                                    "gemma4_assistant"};
 
 bool inside(const std::string& name) {
   if (name.empty() || name[0] == '/') return false;
@@ -129,7 +130,7 @@ namespace {
 // Of what is built today; bundles of formats 1 to 3 had layers of one shape.
 constexpr std::int64_t kFormat = 4;
 constexpr std::int64_t kMostLayers = 10'000;
-constexpr std::string_view kKindsOfMemory[] = {"attention", "shared", "conv", "recurrent"};
+constexpr std::string_view kKindsOfMemory[] = {"attention", "shared", "conv", "recurrent", "lent"};
 constexpr const char* kTasks[] = {"text-generation", "text2text-generation",
                                   "automatic-speech-recognition"};
 constexpr std::int64_t kMostFeatures = 1'000'000;
@@ -158,7 +159,8 @@ LayerMemory read_memory(const Fields& fields, std::size_t layer,
   const auto* const known = std::find(std::begin(kKindsOfMemory), std::end(kKindsOfMemory), kind);
   if (known == std::end(kKindsOfMemory))
     throw std::runtime_error(fields.place("kind") + " is " + shown(kind) +
-                             "; expected attention, shared, conv, recurrent, or a newer specrt");
+                             "; expected attention, shared, conv, recurrent, lent, or a newer "
+                             "specrt");
   memory.kind = static_cast<LayerMemory::Kind>(known - std::begin(kKindsOfMemory));
   const auto size = [&](const char* name) {
     return fields.has(name) ? fields.whole(name, 0, kMostCount) : 0;

@@ -16,7 +16,7 @@ namespace specrt::native {
 // it reads those of an earlier layer; past inputs of a convolution, of key_width numbers; or a
 // state that each token changes, and what the latest tokens add to it.
 struct LayerMemory {
-  enum class Kind { attention, shared, conv, recurrent };
+  enum class Kind { attention, shared, conv, recurrent, lent };
   Kind kind = Kind::attention;
   int kv_heads = 0;  // or heads of a state
   int key_width = 0;
