@@ -163,7 +163,7 @@ WRONG: list[tuple[str, Any, str]] = [
      "windows has 1 entries; expected one for each of 2 layers"),
     ("draft geometry heads", 3, "kv_heads is 2; expected a divisor of heads, 3"),
     ("draft geometry memories", [], "memories is empty; expected one for each layer"),
-    ("draft geometry memories", [{"kind": "shared"}], "owner is 0; expected an earlier layer"),
+    ("draft geometry memories", [{"kind": "shared"}], "owner is 0; expected an earlier one"),
     ("draft geometry memories", [{"kind": "conv", "key_width": 4}], "window is 0; expected"),
     ("draft geometry memories", [{"kind": "dream"}], "kind is 'dream'; expected attention"),
     ("eos_token_ids", [2, 300], "eos_token_ids is (2, 300); expected ids bel"),

@@ -52,7 +52,11 @@ PUBLISHED = {
 """Parameters, as their owners count them. Those of Gemma 3 4B and 12B and of Gemma 4 are of the
 whole, and those of LFM3 are rounded."""
 
-BORROWED = {"lfm2.5-1.2b": 4 * 65536 * 2048, "lfm2.5-2.6b": 4 * 128000 * 2048}
+BORROWED = {
+    "lfm2.5-1.2b": 4 * 65536 * 2048, "lfm2.5-2.6b": 4 * 128000 * 2048,
+    **{f"gemma4-{size}": 2 * 262144 * width
+       for size, width in (("e2b", 1536), ("e4b", 2560), ("12b", 3840))},
+}  # fmt: skip
 """Bytes of the tables that a head has of its target."""
 
 CALL = """
