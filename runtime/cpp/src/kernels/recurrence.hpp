@@ -128,7 +128,7 @@ void recur_vectors(const Recurrence& recurrence, const Steps& steps, const Recur
     float* step = steps.prepared + token * recurrence.prepared_size();
     const float* rows[] = {step + keys_at + recurrence.queries_at() - recurrence.keys_at(),
                            step + keys_at};
-    typename V::Floats results[2][P];
+    typename V::Floats results[2][P] = {};  // the second is of the delta rule alone
     const auto compute = [&](auto n) {
       recurrence.is_delta ? add(n, Constant<2>{}, position - 1, &last, rows, results)
                           : add(n, Constant<1>{}, position - 1, &last, rows, results);
