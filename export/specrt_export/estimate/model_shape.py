@@ -399,8 +399,9 @@ class ModelShape:
         """Return the shape of a target that leaves its last state, or a projection of inputs."""
         if not head.inputs:
             return replace(self, features=self.hidden)
-        added = Matrix("layers", head.hidden, head.inputs * self.hidden), head.hidden
-        return replace(self, weights=(*self.weights, *added), features=head.hidden)
+        added = Matrix("layers", head.hidden, head.inputs * self.hidden)
+        norms = (head.hidden,) * (head.head == dflash_format.KIND)
+        return replace(self, weights=(*self.weights, added, *norms), features=head.hidden)
 
     @property
     def parameters(self) -> int:
