@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from specrt_export.heads.head_checkpoint import HeadSizes
+from specrt_export.heads.mtp_module import MtpModule
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 from support.gpu_double import gpu as gpu
@@ -162,6 +164,31 @@ def save_mtp(folder: Path, target: Path, form: str = "mtp") -> Path:
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     count = "mtp_num_hidden_layers" if form == "mtp" else "num_nextn_predict_layers"
     (folder / "config.json").write_text(json.dumps(config | {count: 1}), encoding="utf-8")
+    return folder
+
+
+LINEAR, FULL = "linear_attention", "full_attention"
+QWEN = {
+    **TARGET, "model_type": "qwen3_5_text", "head_dim": 16, "tie_word_embeddings": True,
+    "layer_types": [LINEAR, LINEAR, FULL, LINEAR], "linear_conv_kernel_dim": 4,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0],
+    },
+}  # fmt: skip
+
+
+def save_qwen(folder: Path) -> Path:
+    """Write a Qwen3.5, most of whose layers have a recurrent state, with its head."""
+    save_model(folder, 0, **QWEN)
+    sizes = HeadSizes(QWEN, 1, VOCABULARY, VOCABULARY, WIDTH, WIDTH, (LAYERS,))
+    own = {f"mtp.{n}": _random(*p.shape) for n, p in MtpModule(sizes).named_parameters()}
+    for table in ("embed_tokens", "lm_head"):
+        del own[f"mtp.{table}.weight"]
+    stored = load_file(folder / "model.safetensors") | own
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -18,7 +18,7 @@ import torch
 import specrt
 from heads.assistants import KINDS, Transformers, save_pair
 from heads.blocks import BLOCK, run_block, save_block_head
-from heads.conftest import RECIPE, VOCABULARY, save_mtp
+from heads.conftest import RECIPE, VOCABULARY, save_qwen
 from portable.zoo import InDoubles
 from shared import nightly_but
 from specrt.bundle import BLOCK_HEAD, Bundle
@@ -37,7 +37,6 @@ from specrt.speculation.round import Round
 from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.estimate.estimate import PAGE, estimate
 from specrt_export.heads.assistant_format import Assistant
 from specrt_export.heads.dflash_format import BlockHead
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
@@ -69,6 +68,8 @@ def form(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def own(form: str, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of the target of a form of heads."""
+    if form == "mtp":
+        return save_qwen(tmp_path_factory.mktemp(form) / "head")
     if form not in KINDS:
         return target
     return save_pair(tmp_path_factory.mktemp(form), form)[0]
@@ -80,8 +81,8 @@ def bundle(form: str, own: Path, request: pytest.FixtureRequest) -> Path:
         return Path(request.getfixturevalue("bundle"))
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp(form)
     if form == "mtp":
-        text = RECIPE.format(target=save_mtp(folder / "head", own), head="")
-        text = text.replace('[draft]\ncheckpoint = ""', "")  # it is found
+        folder = own.parent
+        text = RECIPE.format(target=own, head="").replace('[draft]\ncheckpoint = ""', "")
     elif form in KINDS:
         folder = own.parent
         text = RECIPE.format(target=own, head=folder / "head")
@@ -418,19 +419,6 @@ def test_a_bundle_whose_parts_do_not_fit_is_refused(bundle: Path, tmp_path: Path
         (folder / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(BundleError, match=r"scores 40 entries|no rising ids|one width of both"):
             specrt.load(folder)
-
-
-@forms("mtp")
-def test_a_dry_run_tells_of_the_head_in_a_checkpoint(bundle: Path) -> None:
-    found, manifest = (
-        estimate(read_recipe(bundle.parent / "recipe.toml")),
-        Bundle.open(bundle).manifest,
-    )
-    (_, said), built = found.models, manifest.draft
-    assert built is not None
-    assert (said.kind, said.parameters) == ("mtp", built.parameters)
-    assert said.engine_bytes == pytest.approx(built.weight_bytes, abs=2 * PAGE)  # of 18
-    assert found.kv_bytes == manifest.kv_bytes()
 
 
 class Session:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +14,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from heads.conftest import LAYERS, TARGET, VOCABULARY, WIDTH, save_mtp
+from heads.conftest import VOCABULARY, WIDTH, save_mtp, save_qwen
 from heads.test_eagle3 import exported, layer_written_out, rms, rotated
 from specrt.errors import SpecrtError
 from specrt_export.check.head_equivalence import check_head, run_head
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.heads.head_checkpoint import HeadSizes
+from specrt_export.estimate.estimate import estimate
 from specrt_export.heads.head_formats import load_head
 from specrt_export.heads.mtp_format import read_mtp_head
-from specrt_export.heads.mtp_module import MtpModule
 from specrt_export.plan.build_plan import BuildPlan, resolve
 from specrt_export.recipe.recipe import read_recipe
-
-QWEN = {
-    **TARGET, "model_type": "qwen3_5_text", "head_dim": 16, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True, "mtp_num_hidden_layers": 1,
-    "rope_parameters": {
-        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
-        "mrope_section": [1, 1, 0],
-    },
-}  # fmt: skip
-
-
-def save_qwen(folder: Path) -> Path:
-    """Write what a head of Qwen3.5 is read from: tables, and the head itself."""
-    torch.manual_seed(5)
-    module = MtpModule(HeadSizes(QWEN, 1, VOCABULARY, VOCABULARY, WIDTH, WIDTH, (LAYERS,)))
-    stored = {f"mtp.{n}": torch.randn(p.shape) * 0.3 for n, p in module.named_parameters()}
-    table = stored.pop("mtp.embed_tokens.weight")
-    del stored["mtp.lm_head.weight"]
-    folder.mkdir()
-    save_file(stored | {"model.embed_tokens.weight": table}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(QWEN), encoding="utf-8")
-    return folder
 
 
 def gated_layer(w: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -130,6 +107,18 @@ def test_a_head_next_to_its_target_is_found(
     plan = planned(save_mtp(tmp_path / "model", target), lines + ENGINE, tmp_path)
     assert (plan.draft is not None and plan.draft.kind == "mtp") == found
     assert planned(target, ENGINE, tmp_path).draft is None
+
+
+def test_a_dry_run_counts_the_head(tmp_path: Path, target: Path) -> None:
+    """And the states that its target leaves for it."""
+    plan = planned(save_mtp(tmp_path / "model", target), ENGINE, tmp_path)
+    assert plan.draft is not None
+    assert plan.draft.head is not None
+    one, said = estimate(read_recipe(plan.recipe)).models
+    held = plan.draft.head.weights.values()
+    assert (said.kind, said.parameters) == ("mtp", sum(prod(weight.shape) for weight in held))
+    (alone,) = estimate(read_recipe(planned(target, ENGINE, tmp_path).recipe)).models
+    assert one.kv_bytes - alone.kv_bytes == 4 * 160 * WIDTH
 
 
 @pytest.mark.parametrize(
