@@ -43,6 +43,7 @@ precision = "{draft}"
 max_length = {length}
 prefill = 5
 gammas = [1, 2, 4]
+snapshot_bytes = 0
 precision = "{target}"
 batch = {batch}
 
@@ -328,6 +329,7 @@ checkpoint = "checkpoint"
 max_length = 96
 prefill = 5
 gammas = [1, 2, 4]
+snapshot_bytes = 0
 """
 
 

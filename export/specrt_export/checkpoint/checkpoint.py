@@ -229,6 +229,7 @@ TEXT_PARTS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "qwen3_5": "qwen3_5_text",
 }
 """Multimodal model types whose text part is a decoder of its own, and the type of that."""
 
@@ -241,7 +242,8 @@ _OF_TEXT = {
 checkpoint of its own."""
 
 _OF_OTHER_PARTS = re.compile(
-    r"(model\.)?(vision_tower|audio_tower|multi_modal_projector|vision_embedder|embed_vision|embed_audio)\."
+    r"(model\.)?(visual|vision_tower|audio_tower|multi_modal_projector|vision_embedder|embed_vision"
+    r"|embed_audio)\."
 )
 """How the names of weights begin that a text part does not read."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specrt.errors import CheckpointError, did_you_mean
-from specrt.geometry import ATTENTION, CONV, LENT, SHARED, Geometry, LayerMemory
+from specrt.geometry import ATTENTION, CONV, LENT, RECURRENT, SHARED, Geometry, LayerMemory
 from specrt_export.checkpoint.checkpoint import named_head
 from specrt_export.checkpoint.config_number import whole_number
 from specrt_export.heads import assistant_format, dflash_format, eagle3_format, mtp_format
@@ -19,6 +19,10 @@ DECODER = "engine"
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers that attend, as a config.json names them."""
+LINEAR, HYBRID, MLP = "linear_attention", "hybrid", "mlp"
+"""Those of layers with a recurrent state, with that and attention, and with neither."""
+_TYPES = {"mamba": LINEAR, "attention": FULL, "M": LINEAR, "*": FULL, "-": MLP}
+"""What else they are called; Nemotron-H writes letters, in one word."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Architecture:
     """Whether a feed-forward layer is two thirds as wide as a config says, if it says no more."""
     tied: bool = False
     """Whether embedding and head are one table, where the config does not say."""
+    recurs: str = ""
+    """How its layers with a recurrent state name their sizes; a key of `_RECURRENT`."""
 
 
 _GEMMA4 = Architecture(
@@ -111,6 +117,33 @@ ARCHITECTURES = {
     ),
     "minicpm3": _LATENT,
     "youtu": _LATENT,
+    "qwen3_5_text": Architecture(
+        head_norms=True,
+        head_dim=256,
+        recurs="linear",
+        defaults=(
+            ("vocab_size", 248320), ("full_attention_interval", 4), ("linear_conv_kernel_dim", 4),
+            ("linear_key_head_dim", 128), ("linear_value_head_dim", 128),
+            ("linear_num_key_heads", 16), ("linear_num_value_heads", 32),
+            ("max_position_embeddings", 32768),
+        ),
+    ),
+    "nemotron_h": Architecture(
+        norms=1,
+        head_dim=128,
+        recurs="ssm",
+        defaults=(
+            ("conv_kernel", 4), ("n_groups", 8), ("ssm_state_size", 128), ("mamba_head_dim", 64),
+            ("mamba_num_heads", 128), ("max_position_embeddings", 4096),
+        ),
+    ),
+    "falcon_h1": Architecture(
+        recurs="mamba",
+        defaults=(
+            ("mamba_d_conv", 4), ("mamba_n_groups", 1), ("mamba_d_state", 256),
+            ("max_position_embeddings", 8192),
+        ),
+    ),
 }  # fmt: skip
 """The model types whose sizes are known, held to transformers' own models by the tests."""
 
@@ -139,6 +172,55 @@ class EngineShape:
 def is_half(config: Mapping[str, Any]) -> bool:
     """Tell whether a config.json says that its checkpoint is in fp16 or bf16."""
     return (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
+
+
+_RECURRENT: dict[str, dict[str, str]] = {
+    "linear": {
+        "taps": "linear_conv_kernel_dim", "heads": "linear_num_value_heads",
+        "key_heads": "linear_num_key_heads", "key_size": "linear_key_head_dim",
+        "value_size": "linear_value_head_dim",
+    },
+    "ssm": {
+        "taps": "conv_kernel", "heads": "mamba_num_heads", "key_heads": "n_groups",
+        "key_size": "ssm_state_size", "value_size": "mamba_head_dim",
+    },
+    "mamba": {
+        "taps": "mamba_d_conv", "heads": "mamba_n_heads", "key_heads": "mamba_n_groups",
+        "key_size": "mamba_d_state", "value_size": "mamba_d_head",
+    },
+}  # fmt: skip
+"""The names of the sizes of `_Recurrent` in a config.json."""
+
+
+@dataclass(frozen=True)
+class _Recurrent:
+    """The sizes of a layer with a recurrent state."""
+
+    taps: int
+    heads: int
+    key_heads: int
+    key_size: int
+    value_size: int
+    delta: bool
+
+    @property
+    def values(self) -> int:
+        """Return the numbers of the values of all heads."""
+        return self.heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Return the numbers that are convolved: queries, keys and values."""
+        return 2 * self.key_heads * self.key_size + self.values
+
+    @property
+    def memories(self) -> tuple[LayerMemory, ...]:
+        """Return what the layer remembers."""
+        sizes = self.heads, self.key_size, self.value_size
+        return (
+            LayerMemory(CONV, key_width=self.channels, window=self.taps),
+            LayerMemory(RECURRENT, *sizes, key_heads=self.key_heads),
+        )
 
 
 @dataclass(frozen=True)
@@ -180,6 +262,8 @@ class _Sizes:
 
         Raises: CheckpointError.
         """
+        if self.known.recurs:
+            return self._hybrid_types()
         count, types = self.number("num_hidden_layers"), self.config.get("layer_types")
         if types is None and (whole := self.config.get("full_attn_idxs")):
             types = [FULL if layer in whole else CONV for layer in range(count)]
@@ -194,8 +278,39 @@ class _Sizes:
             )
         return types
 
-    def memories(self) -> tuple[LayerMemory, ...]:
+    def _hybrid_types(self) -> list[str]:
+        """Return the types of layers of which some have a recurrent state.
+
+        Raises: CheckpointError.
+        """
+        stated = self.config.get("layer_types") or self.config.get("layers_block_type")
+        stated = stated or list(str(self.config.get("hybrid_override_pattern") or ""))
+        count = self.number("num_hidden_layers", len(stated) or None)
+        step = self.maybe("full_attention_interval")
+        if not stated:
+            stated = [LINEAR if (i + 1) % step else FULL for i in range(count if step else 0)]
+        types = [_TYPES.get(str(one), str(one)) for one in stated or [HYBRID] * count]
+        if len(types) != count or not {*types} <= {LINEAR, FULL, HYBRID, MLP}:
+            raise CheckpointError(
+                f"{self.where}: its layers are {types}; expected the types of {count} layers, of "
+                f"{LINEAR}, {FULL}, {HYBRID} and {MLP}: build the recipe to see what it takes"
+            )
+        return types
+
+    def layers(self) -> list[tuple[LayerMemory, ...]]:
         """Return what each layer remembers."""
+        if not self.known.recurs:
+            return [(one,) for one in self._memories()]
+        attends = {kind: (self._memory(0, FULL),) for kind in (FULL, HYBRID)}
+        recurs = {kind: self.recurrent().memories for kind in (LINEAR, HYBRID)}
+        return [(*recurs.get(kind, ()), *attends.get(kind, ())) for kind in self.types()]
+
+    def recurrent(self) -> _Recurrent:
+        """Return the sizes of a layer with a recurrent state."""
+        named = {key: self.number(name) for key, name in _RECURRENT[self.known.recurs].items()}
+        return _Recurrent(**named, delta=self.known.recurs == "linear")
+
+    def _memories(self) -> tuple[LayerMemory, ...]:
         types = self.types()
         owners = types[: len(types) - self.maybe("num_kv_shared_layers")]
         if not owners:  # a head, to which the target lends its own
@@ -244,11 +359,20 @@ class _Sizes:
 
     def rotated(self, geometry: Geometry) -> tuple[int, ...]:
         """Return the dimensions of a head that each kind of angles rotates."""
-        layers = {kind: geometry.attention(layer) for layer, kind in enumerate(self.types())}
-        partial = self.config.get("partial_rotary_factor") or 1.0
+        if self.config.get("model_type") == "nemotron_h":  # its attention knows no positions
+            return ()
+        each = zip(self.types(), self.layers(), strict=True)
+        layers = {
+            kind: geometry.memories[one.owner] if one.kind == SHARED else one
+            for kind, own in each
+            for one in own
+        }
+        rope = self.config.get("rope_parameters")
+        partial = self.config.get("partial_rotary_factor")
+        partial = partial or (isinstance(rope, dict) and rope.get("partial_rotary_factor")) or 1.0
         rope = self.maybe("qk_rope_head_dim")
         widths = [
-            rope or int(one.key_width * partial) for kind, one in layers.items() if kind != CONV
+            rope or int(one.key_width * partial) for one in layers.values() if one.kind == ATTENTION
         ]
         return tuple(widths[: self.known.rotations])
 
@@ -257,20 +381,31 @@ Weight = Matrix | int
 """A matrix, or the numbers of a norm, a bias or a convolution."""
 
 
-def _layer(sizes: _Sizes, geometry: Geometry, layer: int, beside: int) -> Iterator[Weight]:
+def _layer(
+    sizes: _Sizes, geometry: Geometry, memories: Sequence[LayerMemory], beside: int
+) -> Iterator[Weight]:
     """Yield the weights of a layer; `beside` are numbers that it reads next to a hidden state."""
-    own, read, hidden = geometry.memories[layer], geometry.attention(layer), sizes.hidden
-    if own.kind == CONV:
-        yield from _convolution(sizes, own)
-    elif sizes.maybe("kv_lora_rank"):
-        yield from _latent_attention(sizes, own)
-    else:
-        yield from _attention(sizes, own, read, beside)
-    inner = sizes.inner() * (1 + (own.kind == SHARED and sizes.has("use_double_wide_mlp")))
+    hidden, shares = sizes.hidden, any(one.kind == SHARED for one in memories)
+    for own in memories:
+        if own.kind == CONV and not sizes.known.recurs:
+            yield from _convolution(sizes, own)
+        elif own.kind == RECURRENT:
+            yield from _recurrence(sizes, sizes.recurrent())
+        elif own.kind != CONV and sizes.maybe("kv_lora_rank"):
+            yield from _latent_attention(sizes, own)
+        elif own.kind != CONV:
+            read = geometry.memories[own.owner] if own.kind == SHARED else own
+            yield from _attention(sizes, own, read, beside)
+    yield from (hidden,) * (sizes.known.norms if sizes.has("use_sandwich_norm", True) else 2)
+    if sizes.known.recurs == "ssm":  # its feed-forward layers are layers, without gates
+        if not memories:
+            yield Matrix("layers", sizes.inner(), hidden)
+            yield Matrix("layers", hidden, sizes.inner())
+        return
+    inner = sizes.inner() * (1 + (shares and sizes.has("use_double_wide_mlp")))
     yield Matrix("layers", 2 * inner, hidden)
     yield Matrix("layers", hidden, inner)
     yield from (2 * inner, hidden) * sizes.has("mlp_bias")
-    yield from (hidden,) * (sizes.known.norms if sizes.has("use_sandwich_norm", True) else 2)
     yield from (1,) * sizes.known.scaled
     if extra := sizes.maybe("hidden_size_per_layer_input"):
         yield Matrix("layers", extra, hidden)
@@ -285,6 +420,7 @@ def _attention(sizes: _Sizes, own: LayerMemory, read: LayerMemory, beside: int) 
     values = 0 if sizes.has("attention_k_eq_v") and not own.window else keys
     joined, known = queries + keys + values, sizes.known
     gates = sizes.heads * (known.gated and sizes.has("use_attention_gate", True))
+    gates += queries * (known.recurs == "linear")
     yield Matrix("layers", joined + gates, sizes.hidden + beside)
     yield Matrix("layers", sizes.hidden, queries)
     yield from (read.key_width,) * (known.head_norms * (1 + owns))
@@ -306,6 +442,21 @@ def _latent_attention(sizes: _Sizes, own: LayerMemory) -> Iterator[Weight]:
     yield latent
     yield Matrix("layers", sizes.hidden, sizes.heads * own.value_width)
     yield from (joined, sizes.hidden) * bias
+
+
+def _recurrence(sizes: _Sizes, own: _Recurrent) -> Iterator[Weight]:
+    """Yield the weights of a layer with a recurrent state, and of the convolution before it."""
+    joined = own.channels + own.values + own.heads * (1 + own.delta)
+    yield Matrix("layers", joined, sizes.hidden)
+    yield Matrix("layers", sizes.hidden, own.values)
+    yield own.taps * own.channels
+    yield from (own.heads, own.heads)  # of decays and steps
+    if own.delta:
+        yield own.value_size
+        return
+    yield own.heads  # what of a value passes by the state
+    yield from (own.channels,) * sizes.has("mamba_conv_bias", sizes.has("use_conv_bias", True))
+    yield from (own.values,) * sizes.has("mamba_rms_norm", sizes.known.recurs == "ssm")
 
 
 def _convolution(sizes: _Sizes, own: LayerMemory) -> Iterator[Weight]:
@@ -378,8 +529,9 @@ class ModelShape:
         trained = sizes.number("max_position_embeddings", 2048)
         positions = sizes.number("original_max_position_embeddings", trained)
         vocab = sizes.number("vocab_size")
-        memories = sizes.memories()
-        geometry = Geometry(sizes.heads, vocab, positions, len(sizes.types()), memories)
+        layers = sizes.layers()
+        memories = tuple(memory for layer in layers for memory in layer)
+        geometry = Geometry(sizes.heads, vocab, positions, len(layers), memories)
         weights = tuple(_weights(sizes, geometry, head))
         return cls(
             model_type=str(kind),
@@ -459,10 +611,10 @@ def _assistant(sizes: _Sizes, vocab: int) -> Iterator[Weight]:
 def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
     """Yield the weights of a model. Projections that read the same input are one."""
     hidden, vocab = sizes.hidden, geometry.vocab_size
-    for layer in range(geometry.layers):
+    for layer, memories in enumerate(sizes.layers()):
         # The feature next to each token, where a head reads pairs.
         is_pair = head == eagle3_format.KIND and not layer
-        yield from _layer(sizes, geometry, layer, hidden * is_pair)
+        yield from _layer(sizes, geometry, memories, hidden * is_pair)
     if head == assistant_format.KIND:
         yield from _assistant(sizes, vocab)
         return
