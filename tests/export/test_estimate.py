@@ -48,6 +48,7 @@ PUBLISHED = {
     "gemma3-1b draft": 268_098_176,
     "lfm2.5-1.2b target": 1_170_340_608,
     "lfm2.5-2.6b target": 2_697_198_592,
+    "falcon-h1-1.5b target": 1_554_859_392,
 }
 """Parameters, as their owners count them. Those of Gemma 3 4B and 12B and of Gemma 4 are of the
 whole, and those of LFM3 are rounded."""

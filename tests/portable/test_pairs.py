@@ -52,6 +52,12 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {**MEMORIES["gemma4_unified"][1], "hidden_size": 128, "head_dim": 32},
     "lfm2": {**MEMORIES["lfm2"][1], "hidden_size": 128},
     "lfm3": {**MEMORIES["lfm3"][1], "hidden_size": 128, "head_dim": 32},
+    **{
+        kind: {**MEMORIES[name][1], "hidden_size": 128, "head_dim": 32}
+        for kind, name in (
+            ("qwen3_5_text", "qwen3_5"), ("nemotron_h", "nemotron_h"), ("falcon_h1", "falcon_h1"),
+        )
+    },
     "phi3": {"hidden_size": 128, "rope_parameters": LONG, **TRAINED, "sliding_window": None},
 }  # fmt: skip
 """What the small models of a type have besides, or otherwise."""
@@ -71,13 +77,15 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4Unified",
         {"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 4}},
     ),
+    "qwen3_5_text": ("Qwen3_5", {"vision_config": {"depth": 1, "out_hidden_size": 128}}),
 }
 """Of a type that is a part of larger models: the name of these, and what they have besides."""
 
 
 def is_whole(shape: dict[str, Any]) -> bool:
     """Tell whether a checkpoint of a shape has a part for pictures; its tokens have rows then."""
-    return bool(shape["vocab_size"] == 262208) or "gemma4" in shape["model_type"]
+    kind = shape["model_type"]
+    return bool(shape["vocab_size"] == 262208) or "gemma4" in kind or "qwen3_5" in kind
 
 
 def save(shape: dict[str, Any], folder: Path, *, seed: int, whole: bool) -> None:
@@ -92,6 +100,7 @@ def save(shape: dict[str, Any], folder: Path, *, seed: int, whole: bool) -> None
     kind = shape["model_type"]
     changes = {**SMALL, **OWN[kind], "tie_word_embeddings": shape["tie_word_embeddings"]}
     changes["vocab_size"] = VOCABULARY + 64 * (whole and kind == "gemma3_text")
+    changes = {key: value for key, value in changes.items() if value is not None}
     config: Any = transformers.AutoConfig.for_model(kind, **changes)
     factory: Any = transformers.AutoModelForCausalLM
     if whole:
@@ -171,7 +180,9 @@ def test_a_pair_is_built_from_its_recipe_as_estimated_and_is_lossless(
         assert found.engine_bytes == pytest.approx(model.weight_bytes, rel=0.03)
         graph = onnx.load(tmp_path / "bundle" / model.engine, load_external_data=False).graph
         shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in graph.input}
-        held += sum(4 * prod(shapes[name]) for name in model.geometry.buffers)
+        for name, one in model.geometry.buffers.items():
+            padded = 1 if name.startswith("key.") else shapes[name][-1]  # in whole vectors
+            held += 4 * prod(shapes[name]) // padded * (1 if padded == 1 else one.width)
         held += 4 * manifest.max_length * model.features * (model is manifest.target)
     assert expected.kv_bytes == manifest.kv_bytes() == held
     with specrt.load(tmp_path / "bundle", threads=1) as generator:

@@ -404,7 +404,7 @@ def fix_shapes(
 
 def _count_rows_once(view: GraphView) -> None:
     """Take the number of rows from `start`, whichever input a trace took it from."""
-    inputs = {value.name for value in view.graph.input} - {"rows"}  # scored positions of each row
+    inputs = {v.name for v in view.graph.input if len(v.type.tensor_type.shape.dim) > 1}
     for node in view.nodes("Shape"):
         ends = view.attributes(node)
         if node.input[0] in inputs and ends.get("start", 0) == 0 and ends.get("end") == 1:
