@@ -31,7 +31,7 @@ BUNDLE = engines/build/$(PAIR)$(if $(EXTRA),$(if $(filter codelet,$(PAIR)),-fp16
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-export setup-align setup-serve engines generate chat serve wheel test test-deploy test-install lint \
+.PHONY: help setup setup-export setup-align setup-serve engines generate chat serve wheel test test-install lint \
   check bench gpu-check clean
 
 help: ## list the targets
@@ -73,13 +73,6 @@ $(VENV)/.export: $(VENV)/.runtime requirements/export.txt
 	@$(PIP) -r requirements/export.txt
 	@touch $@
 
-# Ray and BentoML are large and pin much: a virtual environment of their own.
-$(VENV)-deploy/.installed: $(VENV)/.runtime requirements/deploy.txt requirements/test.txt
-	@$(MAKE_VENV) $(VENV)-deploy
-	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/runtime.txt -e .
-	@$(VENV)-deploy/bin/python -m pip install -q --disable-pip-version-check -r requirements/test.txt -r requirements/deploy.txt
-	@touch $@
-
 $(VENV)/.wheel: $(VENV)/.runtime requirements/wheel.txt
 	@$(PIP) -r requirements/wheel.txt
 	@touch $@
@@ -115,9 +108,6 @@ wheel: $(VENV)/.wheel ## build the wheels of x86-64 and aarch64 into dist; MACHI
 test: $(VENV)/.export $(VENV)/.test ## run the tests; ARGS="-k words" narrows them, ARGS="-m nightly" runs the long ones
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
-test-deploy: $(VENV)-deploy/.installed ## start deploy/'s fleets (Ray Serve, BentoML, nginx) and test them
-	@$(VENV)-deploy/bin/python -m pytest tests/deploy -m "nightly or not nightly" $(ARGS)
-
 test-install: wheel ## install the wheels in bare chroots of Debian (root, debootstrap); PYTHONS="/path/python3.10 ..." adds some
 	@$(BIN)/python tools/bare_machines.py $(PYTHONS)
 
@@ -134,5 +124,5 @@ gpu-check: $(VENV)/.runtime ## verify on a GPU all that needs one; ARGS="--minut
 	@$(BIN)/python benchmarks/gpu $(ARGS)
 
 clean: ## remove .venv, bundles and caches
-	rm -rf $(VENV) $(VENV)-deploy engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) engines/build .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.support import rows
 from serve.support import serving
+from shared import REPOSITORY
 from specrt.text.tokenizer import Tokenizer
-from support.fleets import ROOT
 from support.rows import packed
 
-DEPLOY = ROOT / "deploy"
+DEPLOY = REPOSITORY / "deploy"
 DASHBOARD: Any = json.loads((DEPLOY / "grafana.json").read_text())
 VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
 EXPRESSIONS = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]
