@@ -115,21 +115,6 @@ def test_a_file_that_would_be_read_is_listed_or_refused(bundle: Path, name: str)
     Bundle.open(bundle)
 
 
-def test_a_link_counts_for_what_it_leads_to(bundle: Path, tmp_path: Path) -> None:
-    """As in the caches of hubs; what is not a file is not waited for."""
-    path, aside = bundle / "tokenizer.json", tmp_path / "aside"
-    path.rename(aside)
-    path.symlink_to(aside)
-    opened = Bundle.open(bundle)
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-    assert bytes(opened.held["tokenizer.json"].data) == b"{}"
-    assert f"{path} has" in refusal(bundle)
-    path.unlink()
-    os.mkfifo(path)
-    assert f"{path} is unreadable (it is a pipe, not a file)" in refusal(bundle)
-
-
 OF_ONE_SHAPE = {
     "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 300, "max_positions": 64,
     "windows": [0, 16],

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from cli.conftest import Run
 from specrt.cli.options import progress, table
-from specrt.errors import ExportError
 
 
 def test_a_table_holds_every_cell_in_its_column() -> None:
@@ -32,20 +26,3 @@ def test_a_warning_is_a_line_that_stays(monkeypatch: pytest.MonkeyPatch, termina
     (kept,) = (line for line in pipe.getvalue().split("\n") if "little memory" in line)
     shown = kept.rpartition("\r")[2].removesuffix("\x1b[K")
     assert shown == "warning: little memory"
-
-
-def test_an_export_is_heard_of_in_a_pipe(
-    cli: Run, engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def export_graph(*_: object, progress: Callable[[str], None]) -> None:
-        progress("trace")
-        raise ExportError("that is all")
-
-    exporter = SimpleNamespace(export_graph=export_graph, attach_graph=None)
-    monkeypatch.setitem(sys.modules, "specrt_export.portable.exporter", exporter)
-    ran = cli("export", engines / "codelet/checkpoint/draft", "--out", tmp_path / "a.onnx")
-    assert ran.status == 2
-    first, last = ran.err.splitlines()
-    assert (first[:13], last) == ("export: trace", "specrt: that is all")
-    (tmp_path / "empty").mkdir()
-    assert "has no config.json" in cli("export", tmp_path / "empty", "--out", "a.onnx").refusal

@@ -49,30 +49,6 @@ def test_a_name_that_no_recipe_holds_is_refused(name: str, model: Model) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_elsewhere_names_the_same_folders(model: Model, tmp_path: Path) -> None:
-    model("models/big")
-    model("small")
-    (tmp_path / "text.txt").write_text("text")
-    pair = CheckpointPair("models/big", "small", precision="int8", calibration="text.txt")
-    file = tmp_path / "deep" / "er" / "recipe.toml"
-    file.parent.mkdir(parents=True)
-    recipe, text = pair.recipe(file)
-    found = same(text, file)
-    assert found == recipe
-    for source, folder in ((found.target, "models/big"), (found.draft, "small")):
-        assert source is not None
-        assert (found.folder / source.checkpoint).samefile(folder)
-    assert (found.folder / found.quality.calibration).samefile("text.txt")
-
-
-def test_no_engine_is_longer_than_its_models_allow(model: Model) -> None:
-    model("long")
-    model("short", max_position_embeddings=300)
-    assert CheckpointPair("long").recipe()[0].engine.max_length == 2048
-    assert CheckpointPair("long", "short").recipe()[0].engine.max_length == 300
-    assert CheckpointPair("long", "short", max_length=64).recipe()[0].engine.max_length == 64
-
-
 def test_a_precision_is_for_the_checkpoints_of_floats(model: Model) -> None:
     model("floats")
     model("codes", quantization_config={"quant_method": "gptq"})

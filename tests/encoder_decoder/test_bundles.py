@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 import specrt
 from encoder_decoder.recipes import MAX_SOURCE, QUALITY, end_of, save_texts, write_recipe
@@ -139,20 +138,6 @@ def test_a_pair_drafts_of_the_same_source(names: tuple[str, str], built: Built) 
                 given = hidden
             expected = greedy_reference(own, given, manifest.decoder_start, NEW)
             assert greedy(draft, row, manifest.decoder_start, NEW) == expected
-
-
-def test_scores_are_those_of_transformers(built: Built) -> None:
-    bundle = built("t5", "t5")
-    (source, *_) = sources_of(bundle, 1)
-    with specrt.load(bundle, threads=1) as generator:
-        params = SamplingParams(max_tokens=8, logprobs=0, ignore_eos=True)
-        done = generator.generate(source.tolist(), params)
-    ids = [0, *done.token_ids]
-    logits = Reference(Checkpoint.open(bundle.parent / "target")).of([source])(np.array([ids]))
-    scores = logits[0] - logsumexp(logits[0], axis=-1, keepdims=True)
-    assert done.logprobs is not None
-    found = [entry[token].logprob for entry, token in zip(done.logprobs, ids[1:], strict=True)]
-    np.testing.assert_allclose(found, scores[range(8), ids[1:]], atol=1e-4)
 
 
 @pytest.mark.parametrize(

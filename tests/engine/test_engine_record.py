@@ -20,9 +20,7 @@ from specrt.engine.tensorrt.engine_record import (
     Kernel,
     Range,
     difference,
-    read_engine_record,
 )
-from specrt.engine.tensorrt.plan import Wants
 from specrt.errors import SpecrtError
 from specrt.system.gpu import Gpu, Survey
 from support.gpu_double import PREFILL, Site, draft_profiles, record_of, table_pair
@@ -31,7 +29,6 @@ TRT = DeviceRecord("tensorrt", "10.13.3.9", "NVIDIA H200", ("9.0",))
 RTX = DeviceRecord("tensorrt-rtx", "1.7.1.116", "NVIDIA RTX 4090", ("8.9",))
 AHEAD = replace(RTX, gpu="", capabilities=())
 T4 = {"gpu": "T4", "capabilities": ("7.5",)}
-SAME = replace(TRT, hardware="same-capability")
 LATER = replace(TRT, newer_versions=True)
 B200 = replace(TRT, gpu="B200", capabilities=("10.0",))
 
@@ -133,24 +130,3 @@ def built(here: DeviceRecord, **settings: str) -> EngineRecord:
         compiled=(Compiled("decode", 12, (Kernel("_gemv_mha", "kgen", 2),)),),
         settings=tuple(BuildSetting(*each) for each in settings.items()),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("record", "wants", "device"),
-    [
-        (built(TRT, hardware_compatible="same-capability"), Wants(), SAME),
-        (built(TRT, version_compatible="True"), Wants(host_code=True), LATER),
-        (built(TRT, stripped="True", aux_streams="0"), Wants(stripped=True), TRT),
-        (built(AHEAD, capabilities="8.9, 12.0"), Wants(),
-         replace(AHEAD, capabilities=("8.9", "12.0"))),
-        (built(RTX, capabilities="current"), Wants(), RTX),
-    ],
-)  # fmt: skip
-def test_what_was_asked_of_the_builder_decides_where_a_plan_runs_and_how_it_is_opened(
-    tmp_path: Path, record: EngineRecord, wants: Wants, device: DeviceRecord
-) -> None:
-    path = tmp_path / "engine.json"
-    later = {**json.loads(record.to_json()), "later": {"a": 1}}  # is passed over
-    path.write_text(json.dumps(later), encoding="utf-8")
-    assert (found := read_engine_record(path)) == record
-    assert (found.wants, found.device) == (wants, device)

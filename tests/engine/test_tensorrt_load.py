@@ -71,6 +71,20 @@ def test_greedy_text_is_plain_decoding(
     assert len(site.devices) == 1
 
 
+def test_memory_that_is_missing_in_mid_stream_is_told(site: Site) -> None:
+    target, draft = table_pair()
+    with specrt.load(site.bundle(target, draft)) as generator:
+        stream = generator.stream(PROMPT, PARAMS, gamma=4)
+        next(stream)
+        size, site.cuda.size = site.cuda.size, 0
+        with pytest.raises(EngineError, match=r"scores: 0\.00 MiB are needed .*max_length"):
+            stream.finish()
+        assert site.cuda.calls["cudaGetLastError"], "the error is cleared"
+        site.cuda.size = size  # there is enough of it again
+        found = generator.generate(PROMPT, PARAMS, gamma=4)
+        assert found.token_ids == plain(target, PROMPT, NEW)
+
+
 def test_what_does_not_open_closes_what_did(site: Site) -> None:
     folder = site.bundle(*table_pair())
     site.cuda.fail("deserialize_cuda_engine", 2)

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ from click.testing import CliRunner
 
 import specrt
 from shared import nightly_but
-from specrt.bundle import Bundle, read_manifest
+from specrt.bundle import Bundle
 from specrt.cli.inspect import command as inspect
 from specrt.engine.backends import BACKENDS, host_bytes
-from specrt.errors import BuildError, BundleError, EngineError, RecipeError
+from specrt.errors import BuildError, EngineError, RecipeError
 from specrt.params import SamplingParams
 from specrt_export.compile.compiler import CompiledModel, LoweredModel, Progress
 from specrt_export.compile.ort_cpu_compiler import OrtCpuCompiler
@@ -136,22 +135,6 @@ def test_where_portable_graphs_do_not_run_an_engine_is_the_reference(
         for module in ("check.model_parity", "check.measured_model", "check.quality"):
             monkeypatch.setattr(f"specrt_export.{module}.runs_here", lambda: False)
     assert found[0] == pytest.approx(found[1], rel=1e-2)
-
-
-def test_what_a_manifest_says_of_quality_is_checked(built: Path) -> None:
-    """One from before quantization says nothing, and is read."""
-    path, whole = built / "manifest.json", Bundle.open(built).manifest
-    data = json.loads(path.read_text(encoding="utf-8"))
-    for role, key in product(("target", "draft"), ("precision", "embedding", "head", "block")):
-        del data[role][key]
-    del data["target"]["quality"], data["draft"]["quality"]
-    path.write_text(json.dumps(data), encoding="utf-8")
-    assert Bundle.open(built).manifest == whole
-    assert "fp32; embedding fp32, head fp32" in shown(built)
-    data["target"]["quality"] = {"kl": 10**400, "top1": 0.5, "tokens": 9}
-    path.write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(BundleError, match="expected a finite number, 0 or more"):
-        read_manifest(built)
 
 
 def test_target_and_draft_may_run_on_different_devices(ask: Ask, out: Path) -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from scheduler.support import LONG, WIDTH, Build, alone, few_rows, models_of, rows, shared_prompt
 from specrt.completion import Stream
 from specrt.errors import RequestError
-from specrt.generator import Generator, RequestFactory
+from specrt.generator import Generator
 from specrt.params import SamplingParams
-from specrt.scheduler.scheduler import Scheduler
 from specrt.speculation.compiled_gamma import PYTHON
 from specrt.speculation.costs import Costs
 from specrt.speculation.drafters import DRAFTERS
@@ -263,41 +262,6 @@ def test_nothing_is_reused_once_it_is_forgotten(build: Build, tokenizer: Tokeniz
 
 
 # Waiting
-
-
-class Counted(list[int]):
-    """Tokens that count how many of them are read."""
-
-    read = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        found = super().__getitem__(at)
-        Counted.read += len(found) if isinstance(at, slice) else 1
-        return found
-
-
-@pytest.mark.parametrize("alike", [0, 60, 100], ids=lambda n: f"{n} alike")
-def test_requests_that_wait_are_not_read_each_step(tokenizer: Tokenizer, alike: int) -> None:
-    """Neither where all rows are taken, nor where the prompt of one that runs is waited for."""
-    models = models_of(packed, 3, tokenizer)
-    scheduler = Scheduler(models)
-    factory = RequestFactory(models, tokenizer, (), scheduler)
-    prompt, params = shared_prompt(100), SamplingParams(max_tokens=20, ignore_eos=True)
-    running = [factory.one(prompt, params) for _ in range(3)]
-    waiting = [factory.one([*prompt[:alike], *range(200, 220)], params) for _ in range(4)]
-    for request in waiting:
-        request.tokens = Counted(request.tokens)
-    Counted.read, steps = 0, 0
-    for request in (*running[:2], *waiting, running[2]):
-        scheduler.submit(request)
-    while not all(request.over for request in running):
-        scheduler.advance(running)
-        steps += 1
-        for request in running:
-            request.chunks.clear()
-    assert steps > 20
-    # Twice as far as they are alike, once for the text of each row, and where they part.
-    assert Counted.read <= 4 * 3 * (3 * alike + 64)
 
 
 # Refusals

@@ -154,13 +154,6 @@ def test_streams_share_a_device_and_a_server(home: Generator, device: Device) ->
         same(done, home.generate(prompt, params, gamma=0))
 
 
-def test_a_device_without_a_draft_model_looks_up(home: Generator, device: Device) -> None:
-    made = device(model=False)
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    same(made.generate(PROMPT * 9, params), home.generate(PROMPT * 9, params, gamma=0))
-    assert made.check_drafter(None) == "ngram"
-
-
 def test_a_server_that_believes_its_devices_is_found_out(
     home: Generator, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 from collections import Counter
@@ -229,20 +228,6 @@ def test_it_decides_what_python_does(
     seen = sum(map(run, seeds), Counter[str]())
     assert kinds <= {*seen}, seen
     assert run is alone or seen["probe"] > 5
-
-
-def test_policies_keep_what_they_use() -> None:
-    """Whatever is dropped first."""
-    costs = MACHINES["206 M int8"]
-    policies = []
-    for _ in range(50):
-        step = BothSteps(costs, 8, padded=False)
-        policies.append(Both(costs, 8, Both(costs, 8, None, step), step))
-    del step
-    gc.collect()
-    for policy in policies:
-        policy.draft([0.9] * 8)
-        policy.observe(Round([0], 8, 0, 0, 10))
 
 
 @pytest.mark.parametrize("call", [lambda p: p.decide(10, 0.5), lambda p: p.decide(0, 0.5)])

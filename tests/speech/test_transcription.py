@@ -27,7 +27,6 @@ from speech.scripted import (
     SILENT,
     START,
     TRANSCRIBE,
-    TRANSLATE,
     VOCABULARY,
     Scripted,
     said,
@@ -111,22 +110,6 @@ def test_a_window_begins_where_the_last_whole_segment_ended(tokenizer: Tokenizer
         said(0.0, "One.", 9.0, 9.0, "Two.", 20.0, 20.0, "Thr"),
         said(0.0, "Three.", 12.5, 12.5, "Four.", 26.0), said(0.0, "Five."),
     )))  # fmt: skip
-
-
-def test_without_timestamps_windows_follow_each_other(tokenizer: Tokenizer) -> None:
-    decode = Scripted(said(" One"), said(" two"), said(" three"))
-    done = transcribed(sines(61), decode, tokenizer, language="de", task="translate")
-    assert [(one.start, one.end) for one in done.segments] == [(0, 30), (30, 60), (60, 61)]
-    assert (done.text, done.task) == ("One two three", "translate")
-    for request in decode.asked:
-        assert request.params.decoder_start == (START, DE, TRANSLATE, SILENT)
-        assert request.params.timestamp_rules is None
-
-
-def test_a_text_that_never_ends_ends_the_recording_all_the_same(tokenizer: Tokenizer) -> None:
-    """Rules keep a decoder from saying this; a step of no frames would repeat a window forever."""
-    decode = Scripted(said(0.0, 0.0, "a"), said(0.0, 0.0, "b"))
-    assert transcribed(sines(40), decode, tokenizer, timestamps=True).windows == 2
 
 
 def test_a_window_without_speech_is_left_out(tokenizer: Tokenizer) -> None:

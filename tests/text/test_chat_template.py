@@ -141,24 +141,6 @@ def test_json_is_not_escaped_for_the_web() -> None:
     assert found == '{"b":"<ż>"}'
 
 
-def test_of_several_the_one_for_tools_or_the_default_is_taken_and_a_separate_file_wins(
-    tmp_path: Path,
-) -> None:
-    told = f"{tmp_path} has no chat template.*complete plain text instead"
-    named: list[object] = [
-        {"name": "tool_use", "template": "tools"},
-        {"name": "default", "template": "plain {{ eos_token }}"},
-    ]
-    for others in (named[:1], [{"name": "default"}], [5]):
-        with pytest.raises(RequestError, match=told):
-            read_template(bundle(tmp_path, chat_template=others))
-    folder = bundle(tmp_path, chat_template=named)
-    assert read_template(folder).render([]) == "plain <|eot|>"
-    assert read_template(folder).render([], tools=[{"type": "function"}]) == "tools"
-    (tmp_path / "chat_template.jinja").write_text("from the file", encoding="utf-8")
-    assert read_template(listed(folder)).render([]) == "from the file"
-
-
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [

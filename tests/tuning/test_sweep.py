@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrt.completion import SpeculationStats
 from specrt.params import AUTO
-from specrt.speculation.compiled_gamma import AdaptiveGamma, auto_factory
 from specrt.speculation.costs import Costs
 from specrt.speculation.pool import Models
-from specrt.text.tokenizer import Tokenizer
-from specrt.tuning.sweep import PLAIN, Candidate, SweepPlan, SweepResult, plan_effort, sweep
+from specrt.tuning.sweep import PLAIN, Candidate, SweepResult, plan_effort
 from support.toy import TableEngine, near
 
 COSTS = Costs((1e6,) * 9, (0.0, *[1e5] * 8))
@@ -58,15 +53,3 @@ def test_slow_models_get_shorter_sweeps(plain_ns: float, prompts: int, quick: bo
     assert {PLAIN, MODEL, FREE} < set(effort.candidates)
     slower = plan_effort(built, costs.scaled(verify=30), prompts, quick=quick)
     assert slower.price_s(1.0) <= effort.price_s(1.0)
-
-
-def test_candidates_do_not_learn_from_each_other(tokenizer: Tokenizer) -> None:
-    made: list[AdaptiveGamma] = []
-
-    def noted(*args: Any) -> AdaptiveGamma:
-        made.append(auto_factory().policy(*args))
-        return made[-1]
-
-    given = replace(models(), auto=auto_factory()._replace(policy=noted))
-    sweep(given, tokenizer, [[1], [2], [3], [4]], SweepPlan((PLAIN, MODEL, FREE), 4, 30, 1))
-    assert len(made) == 3  # of the draft model on its own, after the lookup, and of the lookup
