@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType

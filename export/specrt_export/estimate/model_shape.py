@@ -20,7 +20,7 @@ DECODER = "engine"
 SLIDING, FULL = "sliding_attention", "full_attention"
 """The types of layers that attend, as a config.json names them."""
 LINEAR, HYBRID, MLP = "linear_attention", "hybrid", "mlp"
-"""Those of layers with a recurrent state, with that and attention, and with neither."""
+"""Types of layers with a recurrent state, with one and attention, and with neither."""
 _TYPES = {"mamba": LINEAR, "attention": FULL, "M": LINEAR, "*": FULL, "-": MLP}
 """What else they are called; Nemotron-H writes letters, in one word."""
 
