@@ -290,6 +290,31 @@ def test_scores_round_no_more_than_those_of_transformers(
     assert distances[0] < max(2e-6 * np.abs(right).max(), 1.25 * distances[1])
 
 
+@forms(*KINDS)
+def test_after_the_furthest_way_back_a_head_scores_as_over_a_fresh_row(
+    generator: Generator,
+) -> None:
+    """The key that it sees beyond its target's window is not overwritten either."""
+    models, rng = generator.models, np.random.default_rng(0)
+    target, draft = rows(models.target), rows(models.draft)
+
+    def read(row: int, text: list[int], begin: int, end: int) -> None:
+        while begin < end:
+            some = text[begin : min(end, begin + int(rng.integers(1, 13)))]
+            target.forward_rows((Feed(row, some, begin, 1),))
+            begin += len(some)
+
+    for _ in range(60):
+        text = rng.integers(0, VOCABULARY, 100).tolist()
+        read(0, text, 0, int(rng.integers(50, 90)))
+        back = models.target.traits.rewind(0)
+        assert back > 0
+        for row, begin in ((0, back), (1, 0)):
+            read(row, text, begin, back + 1)
+        one, other = draft.forward_rows([Feed(r, [text[back + 1]], back + 1, 1) for r in (0, 1)])
+        assert np.array_equal(one.logits, other.logits)
+
+
 @forms(*BLOCKS)
 def test_the_head_tells_how_sure_it_is(
     generator: Generator, target: Path, head: Any, form: str

@@ -19,7 +19,7 @@ from specrt.doctor import abilities, libraries, machine
 from specrt.engine.backends import backend_of
 from specrt.engine.ort.kernels import CONTRIB
 from specrt.errors import BundleError
-from specrt.geometry import ATTENTION, CONV, RECURRENT, SHARED, Geometry
+from specrt.geometry import ATTENTION, CONV, LENT, RECURRENT, SHARED, Geometry
 from specrt.params import AUTO
 from specrt.system.memory import size
 from specrt.text.tokenizer import Tokenizer
@@ -181,17 +181,21 @@ def _layers(geometry: Geometry) -> str:
             parts.append(f"{len(seen)} of them {verb} {_list(tuple(sorted({*seen})))} positions")
     recurrent = sum(one.kind == RECURRENT for one in geometry.memories)
     parts += [f"{recurrent} have a recurrent state"] * (recurrent > 0)
-    shared = sum(one.kind == SHARED for one in geometry.memories)
-    parts += [f"{shared} share keys and values"] * (shared > 0)
+    for kind, what in (
+        (LENT, "read keys and values of the target"),
+        (SHARED, "share keys and values"),
+    ):
+        count = sum(one.kind == kind for one in geometry.memories)
+        parts += [f"{count} {what}"] * (count > 0)
     return ", ".join(parts)
 
 
 def _kv_heads(geometry: Geometry) -> str:
-    """Return the heads of keys and values of the layers that keep some."""
+    """Return the heads of keys and values of the layers that keep or are lent some."""
     kinds = Counter(
         (one.kv_heads, one.key_width, one.value_width)
         for one in geometry.memories
-        if one.kind == ATTENTION
+        if one.kind in (ATTENTION, LENT)
     )
     parts = []
     for (heads, key, value), layers in kinds.items():

@@ -154,6 +154,8 @@ class OrtEngine:
         self._tokens, self._slots, self._positions, self._rows = np.zeros((4, tokens), np.int64)
         self._numbers = np.arange(max(tokens, max_length))
         self.features, self._passed, self._hidden = head_memory(session, batch, max_length, tokens)
+        # A head may see one key more than its target, further back.
+        self._back = max(0, self._back - (self.features is not None))
         scored = widths(session.get_outputs())["logits"]
         self._written = [0] * batch
         """Of each row, the end of what was written since its text began."""
