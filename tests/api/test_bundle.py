@@ -149,6 +149,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("draft geometry heads", 3, "kv_heads is 2; expected a divisor of heads, 3"),
     ("draft geometry memories", [], "memories is empty; expected one for each layer"),
     ("draft geometry memories", [{"kind": "shared"}], "owner is 0; expected an earlier one"),
+    ("draft geometry memories", [{"kind": "lent", "kv_heads": 1, "key_width": 7, "value_width": 7}],
+     "reads what no layer of the target keeps"),
     ("draft geometry memories", [{"kind": "conv", "key_width": 4}], "window is 0; expected"),
     ("draft geometry memories", [{"kind": "dream"}], "kind is 'dream'; expected attention"),
     ("eos_token_ids", [2, 300], "eos_token_ids is (2, 300); expected ids bel"),
