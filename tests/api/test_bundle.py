@@ -115,6 +115,17 @@ def test_a_file_that_would_be_read_is_listed_or_refused(bundle: Path, name: str)
     Bundle.open(bundle)
 
 
+def test_what_was_hashed_is_what_is_read(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    file = opened.held["target/engine.onnx"]
+    file.require_same()
+    (bundle / "other").write_bytes(b"TARGET engine")
+    (bundle / "other").replace(file.path)
+    assert bytes(opened.beside("target/engine.onnx")["engine.onnx"].data) == b"target engine"
+    with pytest.raises(BundleError, match="was replaced while it was opened"):
+        file.require_same()
+
+
 OF_ONE_SHAPE = {
     "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 300, "max_positions": 64,
     "windows": [0, 16],

@@ -186,3 +186,28 @@ def test_a_server_without_its_libraries_says_so_before_any_model_is_opened(tmp_p
     for line, library in zip(said, ("fastapi", "httptools"), strict=True):
         assert f"needs {library}" in line
         assert "setup-serve" in line
+
+
+def test_keys_are_read_again_and_requests_are_lines(codelet: Path, tmp_path: Path) -> None:
+    keys, log = tmp_path / "keys", tmp_path / "log"
+    keys.write_text("old name=alice\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    options = ("--api-key-file", str(keys), "--metrics-port", port, "--log-json")
+    with log.open("w") as out, started(codelet, *options, log=out) as (url, process):
+        body = {"prompt": "def f(", "max_tokens": 5, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers={"X-Api-Key": "old"})
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert 'specrt_key_generation_tokens_total{key="alice",model_name="codelet"} 5.0' in metrics
+        assert httpx.get(f"{url}/metrics").status_code == 404
+        assert process.stderr is not None
+        for text, told, opens in (("", "stay as they were", "old"), ("new", "read again", "new")):
+            keys.write_text(text)
+            process.send_signal(signal.SIGHUP)
+            assert told in process.stderr.readline()
+            for key in ("old", "new"):
+                found = httpx.get(f"{url}/v1/models", headers={"X-Api-Key": key})
+                assert found.status_code == (200 if key == opens else 401)
+    first, *_ = map(json.loads, log.read_text().splitlines())
+    assert first["request_id"] == answer.headers["x-request-id"]
+    assert first.items() >= {"key": "alice", "status": 200, "completion_tokens": 5}.items()

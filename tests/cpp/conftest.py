@@ -35,7 +35,7 @@ TOOLS = {
 TARGETS = {
     ("native", "ON"): ("all",),
     ("native", "thread"): ("abi_check",),
-    ("native", "OFF"): ("instruction_sets",),
+    ("native", "OFF"): ("application", "instruction_sets"),
     ("hosted", "ON"): ("application",),
     ("hosted", "OFF"): ("install", "application"),
 }

@@ -94,6 +94,17 @@ def test_what_an_application_asks_besides(
         assert [n[2] for n in numbers] == pytest.approx([e[2] for e in expected], abs=1e-4)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("implementation", ["hosted", "native"])
+def test_memory_goes_back(built_library: BuildLibrary, codelet: Path, implementation: str) -> None:
+    """Not sanitized: what is freed is kept for a while then."""
+    lines = built_library(implementation).run("memory", bundle=codelet)
+    generations, threads, cycles = map(int, lines)
+    assert generations < 2048
+    assert threads < 2048  # kept for each of 3,000, they take 12 MiB
+    assert cycles < 8192
+
+
 def test_json_has_points_where_the_application_has_commas(
     native: Library, codelet: Path, tmp_path: Path
 ) -> None:

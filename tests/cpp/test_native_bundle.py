@@ -19,7 +19,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from cpp.conftest import Library, NativeCalls, onnxruntime_library
+from cpp.conftest import Library, NativeCalls, compiler, onnxruntime_library, run_program
 from cpp.native_calls import Document
 from specrt.bundle import (
     FORMAT,
@@ -259,6 +259,32 @@ def test_every_place_of_external_data_in_a_graph_is_found(native_calls: NativeCa
     native_calls.check([({"call": "external", "hex": data.hex()}, expected)])
     spoilt = [damaged(chance, data) for _ in range(300)] + [data[:size] for size in range(1, 99)]
     assert "refused" in native_calls({"call": "external", "hex": one.hex()} for one in spoilt)
+
+
+CHANGES = """
+#include <cstdio>
+#define ENTRY(name) extern "C" __attribute__((visibility("default"))) void* name()
+ENTRY(OgaCreateTokenizerFromPath) { std::rename(OTHER, FILE_OF_THE_BUNDLE); return nullptr; }
+#define NOT_CALLED(name) ENTRY(name) { return nullptr; }
+NOT_CALLED(OgaDestroyTokenizer) NOT_CALLED(OgaTokenizerEncode) NOT_CALLED(OgaTokenizerDecode)
+NOT_CALLED(OgaCreateSequences) NOT_CALLED(OgaDestroySequences) NOT_CALLED(OgaDestroyString)
+NOT_CALLED(OgaSequencesGetSequenceCount) NOT_CALLED(OgaSequencesGetSequenceData)
+NOT_CALLED(OgaResultGetError) NOT_CALLED(OgaDestroyResult)
+"""
+"""A tokenizer library that puts another file into the bundle while that is opened."""
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "target/engine.data"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    native: Library, folder: Path, tmp_path: Path, name: str
+) -> None:
+    other, source, library = tmp_path / "other", tmp_path / "changes.cpp", tmp_path / "changes.so"
+    other.write_bytes(b"{}")
+    source.write_text(CHANGES)
+    defined = [f'-DOTHER="{other}"', f'-DFILE_OF_THE_BUNDLE="{folder / name}"']
+    run_program([*compiler(), "-shared", "-fPIC", "-w", *defined, source, "-o", library])
+    (line,) = native.run("opening", bundle=folder, tokenizer=library)
+    assert line.startswith(f"SPECRT_BUNDLE|{folder / name} was changed while")
 
 
 HOSTILE: tuple[Any, ...] = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import specrt.scheduler
@@ -73,6 +74,21 @@ def test_a_pass_that_fails_ends_those_in_it_and_nothing_else(
     again = made.generate([1, 2], SOME)
     assert again.token_ids == one.generate([1, 2], SOME).token_ids
     assert again.cached_tokens == 0  # what such a pass wrote is unknown
+
+
+def test_how_the_application_set_numpy_breaks_no_step_and_stays(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+    params = [
+        SamplingParams(max_tokens=20, seed=3, temperature=1e-30),
+        SamplingParams(max_tokens=20, seed=3, repetition_penalty=1.3, logit_bias={5: 1e-40}),
+        SamplingParams(max_tokens=20, seed=3, temperature=0.02, verifier="rejection"),
+    ]
+    expected = [made.generate([1, 2, 3], own).token_ids for own in params]
+    with np.errstate(all="raise"):
+        state = np.geterr()
+        for own, ids in zip(params, expected, strict=True):
+            assert made.generate([1, 2, 3], own).token_ids == ids
+            assert np.geterr() == state
 
 
 def test_a_tokenizer_that_fails_ends_its_own_row(tokenizer: Tokenizer) -> None:

@@ -390,6 +390,31 @@ void locale() {
   print(session.json());
 }
 
+// Growth in KiB while a body is repeated, once it was warm.
+template <typename Body>
+void print_growth(int warm, int count, Body body) {
+  const auto resident_kib = [] {
+    long total = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> total >> resident;
+    return resident * (sysconf(_SC_PAGESIZE) / 1024);
+  };
+  for (int i = 0; i < warm; ++i) body();
+  const long before = resident_kib();
+  for (int i = 0; i < count; ++i) body();
+  print(json(resident_kib() - before));
+}
+
+// Over generations; over threads that come, call and end; over opening and closing.
+void memory() {
+  Generator generator = open();
+  print_growth(20, 200, [&] { generator.session().generate(kPrompt, params_of(4)); });
+  const auto decode = [&] { generator.decode(std::vector<std::int64_t>{5}); };
+  print_growth(100, 3000, [&] { std::thread(decode).join(); });
+  generator.close();
+  print_growth(5, 50, [] { open().session().generate(kPrompt, params_of(8)); });
+  specrt::shutdown();
+}
+
 const std::map<std::string, void (*)()> kCases = {{"replay", replay},
                                                   {"together", together},
                                                   {"ended", ended},
@@ -400,6 +425,7 @@ const std::map<std::string, void (*)()> kCases = {{"replay", replay},
                                                   {"forked", forked},
                                                   {"opening", opening},
                                                   {"locale", locale},
+                                                  {"memory", memory},
                                                   {"asked", asked}};
 
 }  // namespace
