@@ -17,7 +17,9 @@ from lower.lowering import MAX_LENGTH, Lowering, lowered
 from specrt.engine.backends import open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Feed
-from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
+from specrt.errors import BuildError
+from specrt.geometry import RECURRENT, Geometry, LayerMemory
+from specrt_export.compile.ort_cpu_compiler import check_gammas, compile_ort_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
     WEIGHTS,
@@ -104,3 +106,12 @@ def test_what_was_in_the_buffers_before_never_shows(
         engine.copy_row(1, 0, 33)
         (output,) = engine.forward_rows([Feed(0, text[33:], 33, 17)])
         assert np.array_equal(output.logits, clean[2])
+
+
+@pytest.mark.parametrize(("role", "most"), [("target", 31), ("draft", 18)])
+def test_more_tokens_than_states_take_back_are_not_drafted(role: str, most: int) -> None:
+    recurs = Geometry(0, 160, 512, 1, (LayerMemory(RECURRENT, 4, 8, 8, key_heads=2),))
+    check_gammas(recurs, most, role)
+    check_gammas(Geometry.uniform(1, 1, 1, 1, 160, 512), most + 1, role)
+    with pytest.raises(BuildError, match=f"reaches {most + 1}, .* up to {most} .*lower it"):
+        check_gammas(recurs, most + 1, role)

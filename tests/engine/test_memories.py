@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.ort.kernels import missing_kernels
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
+from specrt.speculation.kv_cache import KVCache
 
 pytestmark = [
     pytest.mark.export,
@@ -39,12 +40,14 @@ CASES = [
 
 
 @contextmanager
-def opened(one: Exported, folder: Path, precision: str) -> Iterator[PackedEngine]:
+def opened(
+    one: Exported, folder: Path, precision: str, widest: int = WIDEST
+) -> Iterator[PackedEngine]:
     """Build an engine whose passes are narrow, so that its rings are short, and open it."""
     how = Lowering("ort-cpu", precision, batch=ROWS)
-    sizes: dict[str, Any] = {"max_length": LENGTH, "gammas": (WIDEST - 1,), "prefill": WIDEST}
+    sizes: dict[str, Any] = {"max_length": LENGTH, "gammas": (WIDEST - 1,), "prefill": widest}
     case = lowered(*one.source, folder, how, **sizes)
-    with case.compiler.score(case.lowered, WIDEST) as engine:
+    with case.compiler.score(case.lowered, widest) as engine:
         assert isinstance(engine, PackedEngine)
         yield engine
 
@@ -142,3 +145,20 @@ def test_a_row_does_not_go_back_to_what_its_layers_forgot(
         assert engine.traits.rewind(1) == 0, "a pass that is refused writes no row"
         engine.forward_rows([Feed(0, token, 0, 1)])  # a text that begins anew may
         assert engine.traits.rewind(0) == 0
+
+
+def test_a_prompt_is_scored_where_states_go_back_by_less_than_a_pass(
+    exported: Zoo, tmp_path: Path
+) -> None:
+    with opened(exported("qwen3_5"), tmp_path, "fp32", 64) as engine:
+        rounds = Rounds(engine, seed=0)
+        found: list[NDArray[np.float32]] = []
+        passes = KVCache(engine).read(
+            rounds.texts[0][:70].tolist(),
+            lambda output, _, known: found.extend(output.logits[0, known:].copy()),
+        )
+        wanted = next(passes)
+        with suppress(StopIteration):
+            while True:
+                wanted = passes.send(engine.forward_rows([wanted.feed(0)])[0])
+        assert np.array_equal(found, rounds.plain[0][:70])

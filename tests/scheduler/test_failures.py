@@ -15,6 +15,7 @@ import pytest
 import specrt.scheduler
 from scheduler.support import SOME, Build, alone, request_of, rows, shared_prompt
 from shared import nightly_but
+from specrt.engine.protocol import EngineTraits, Feed
 from specrt.errors import EngineError, RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -175,6 +176,30 @@ def test_an_interruption_anywhere_leaves_a_scheduler_that_works(
                     continue  # the text may lack what the interruption was in
                 assert done.token_ids == tokens[: len(done.token_ids)], call
             assert made.generate([3, 2], params).token_ids == expected[3], call
+
+
+def test_a_pass_that_states_hold_already_is_not_run_again(tokenizer: Tokenizer) -> None:
+    made = rows(packed, 2, tokenizer)
+    running = made.stream([1, 2], SOME)
+    next(running)
+    target: Any = made.models.target
+    honest = target.forward_rows
+
+    def interrupted(feeds: list[Feed]) -> None:
+        honest(feeds)
+        ends = {feed.row: feed.start + len(feed.tokens) for feed in feeds}
+        target.traits = EngineTraits(rewind=lambda row: ends[row])
+        raise KeyboardInterrupt
+
+    target.forward_rows = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.generate([5, 6], SOME)
+    target.forward_rows = honest
+    with pytest.raises(RequestError, match="interrupted"):
+        running.finish()
+    assert (
+        made.generate([1, 2], SOME).token_ids == alone(tokenizer).generate([1, 2], SOME).token_ids
+    )
 
 
 def test_a_copy_that_was_interrupted_is_not_trusted(tokenizer: Tokenizer) -> None:

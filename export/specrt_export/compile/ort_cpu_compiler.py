@@ -78,6 +78,7 @@ class OrtCpuCompiler:
     def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
         options, role = self.model.engine, self.model.role
+        check_gammas(geometry_of(read_graph(source.graph)), options.widest - 1, role)
         return compile_ort_cpu(
             source.graph,
             source.weights,
@@ -171,6 +172,20 @@ def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
 LAG = TAKEN_BACK // 2
 """Latest positions that are not part of the states of a recurrent draft: it takes back what several
 passes wrote, and a target what one did."""
+
+
+def check_gammas(geometry: Geometry, gamma: int, role: str) -> None:
+    """Refuse to draft more tokens than the states of a model can take back.
+
+    A draft has written all but the last two when its states reach past the first.
+    Raises: BuildError.
+    """
+    most = LAG + 2 if role == "draft" else TAKEN_BACK - 1
+    if geometry.recurs and gamma > most:
+        raise BuildError(
+            f"engine.gammas reaches {gamma}, and a {role} with recurrent states takes back up to "
+            f"{most} drafted tokens; lower it"
+        )
 
 
 def compile_ort_cpu(

@@ -26,6 +26,12 @@ class ActiveSlot:
     undelivered: bool = False
     """Whether it has a result that is not delivered yet."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether its pass cannot run: it was interrupted once it had run, and states hold it."""
+        pass_ = self.pending
+        return pass_ is not None and 0 < pass_.start < pass_.engine.traits.rewind(self.row)
+
 
 class StepResult(NamedTuple):
     """What a step did in one slot: a round, an error, or the end when both are None."""

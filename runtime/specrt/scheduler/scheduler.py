@@ -288,10 +288,10 @@ class Scheduler:
             for result in self._executor.step(active):
                 self._deliver(result)
                 rounds.append(result.round_)
-        except BaseException:  # Ctrl-C: a pass can be run again, a slot stopped elsewhere cannot
+        except BaseException:  # Ctrl-C: most passes can be run again, a slot stopped elsewhere not
             self._mend()
             for one in active:
-                if one.undelivered and one in self._running:
+                if (one.undelivered or one.lost) and one in self._running:
                     error = RequestError("the completion was interrupted")
                     self._deliver(StepResult(one, error=error))
             raise

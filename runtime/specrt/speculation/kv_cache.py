@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specrt.engine.protocol import Engine, Output
+from specrt.geometry import TAKEN_BACK
 from specrt.speculation.round import Pass, Passes
 
 PROMPT_ROWS = 64
@@ -53,10 +54,11 @@ class KVCache:
         `take` is called with the output of each pass, the position of its first row, and how many
         of its first rows an earlier pass scored. All passes have one width, a power of two, because
         engines keep memory for each width; where the text is not a multiple of it the last pass
-        begins earlier.
+        begins earlier, which recurrent states do by what a pass takes back.
         """
         engine, self.length = self.engine, 0
         most = min(PROMPT_ROWS, len(text), scorable_rows(engine))
+        most = min(most, TAKEN_BACK) if engine.geometry.recurs else most
         width = 1 << most.bit_length() >> 1
         while self.length < len(text):
             start = min(self.length, len(text) - width)
