@@ -45,6 +45,13 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("head_dim", "global_head_dim", "rotary_dim"), 8),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "hidden_size_per_layer_input"), 8),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim"), 16),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 4),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 4),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 16),
+    **dict.fromkeys(("mamba_n_groups", "mamba_ngroups", "n_groups"), 1),
+    "mamba_d_ssm": 64,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 512),
     "max_target_positions": 512,
     "max_source_positions": 64,
@@ -55,6 +62,15 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "is_decoder": True,
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 64,
+    },
+    "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+}  # fmt: skip
+"""Options of types whose default has experts, or whose sizes must fit each other."""
 OFTEN_REFUSED = ("layer_types", "head_dim", "num_key_value_heads", "sliding_window", "q_lora_rank")
 """Sizes that some types derive from others: left as they are where a type takes no other."""
 
@@ -112,9 +128,8 @@ def tiny_config(kind: str, left_out: Sequence[str] = ()) -> Any:
     if known.get("layer_types"):
         types = sorted(set(known["layer_types"]), reverse=True)[:2]
         sizes["layer_types"] = types * (2 // len(types))
-    return AutoConfig.for_model(
-        kind, **{key: size for key, size in sizes.items() if key not in left_out}
-    )
+    kept = {key: size for key, size in sizes.items() if key not in left_out}
+    return AutoConfig.for_model(kind, **{**kept, **OPTIONS.get(kind, {})})
 
 
 def survey(kind: str) -> Outcome:
@@ -136,7 +151,7 @@ def _outcome(kind: str) -> Outcome:
     from specrt_export.portable.exporter import check_support, export_graph
 
     try:
-        check_support(AutoConfig.for_model(kind).to_dict())
+        check_support(AutoConfig.for_model(kind, **OPTIONS.get(kind, {})).to_dict())
     except ExportError as refusal:
         return Outcome(kind, None, str(refusal))
     with tempfile.TemporaryDirectory() as scratch:
@@ -204,7 +219,8 @@ each sliding window; rows of an encoder-decoder are texts of sources of differen
 300 positions). {equal} of {all} types export and are equal; the others are refused by name. *Error*
 is the largest error of a logit over the largest logit; that of Gemma 4 is rounding, since its
 attention scales no scores, and eager is further from float64 than the graph is. A refusal is about
-the type's default config: a dense model of a type whose default has experts may export.
+the type's default config: a dense model of a type whose default has experts may export, as
+`granitemoehybrid` and `nemotron_h` were tried.
 `gemma4_assistant` and `gemma4_unified_assistant` are heads, which [draft](drafting.md#heads).
 
 This page is written by `python tools/survey_models.py`.
@@ -217,7 +233,10 @@ SHORT = (
     ),
     (r"it is a mixture of experts \(.*", "a mixture of experts: its routing does not trace"),
     (r"transformers' \w+ computes attention itself.*", "does not use the attention interface"),
-    (r"it has layers with a recurrent state.*", "a recurrent state, which cannot be rolled back"),
+    (
+        r"its layers change their state by another rule.*",
+        "a state that changes neither by the gated delta rule nor by one decay of each head",
+    ),
     (r"it is one part of a multimodal model.*", "multimodal; its text model may export"),
     (r"it adds ALiBi.*", "ALiBi positions"),
     (r"\w+ builds its attention mask itself.*", "builds its attention mask itself"),

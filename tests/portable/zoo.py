@@ -205,9 +205,6 @@ MEMORIES: dict[str, Model] = {
         },
         {},
     ),
-    "olmo_hybrid": (
-        "OlmoHybridConfig", {**_LINEAR, "layer_types": ["linear_attention", "full_attention"]}, {},
-    ),
     "nemotron_h": (
         "NemotronHConfig",
         {

@@ -74,8 +74,8 @@ class WidthTimes:
     attention: Mapping[int, Times]
     """By the positions before the pass; empty where no layer attends."""
     recurrence: Times | None
-    """Of all layers with a recurrent state, which takes as many tokens of the pass before; None
-    where there are none."""
+    """Of all layers with a recurrent state, which first add as many earlier tokens to their states;
+    None where there are none."""
     whole: Times
     """All of the target's pass, every row scored, at the first of these positions."""
     bytes_per_second: float
@@ -536,7 +536,7 @@ def recurrence_passes(
 ) -> Passes | None:
     """Return what makes passes of the recurrent layers of a graph; None where it has none.
 
-    Before each of them stands as wide a pass, which it adds to the states as far as these follow.
+    Each adds the tokens of an earlier pass of its width to the states, as far as these follow.
     """
     sizes: dict[str, int] = {}
     buffers: dict[str, Array] = {}

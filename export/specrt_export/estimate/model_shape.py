@@ -22,7 +22,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 LINEAR, HYBRID, MLP = "linear_attention", "hybrid", "mlp"
 """Types of layers with a recurrent state, with one and attention, and with neither."""
 _TYPES = {"mamba": LINEAR, "attention": FULL, "M": LINEAR, "*": FULL, "-": MLP}
-"""What else they are called; Nemotron-H writes letters, in one word."""
+"""Other names of these types; Nemotron-H writes a letter for each layer, in one word."""
 
 
 @dataclass(frozen=True)
@@ -454,7 +454,7 @@ def _recurrence(sizes: _Sizes, own: _Recurrent) -> Iterator[Weight]:
     if own.delta:
         yield own.value_size
         return
-    yield own.heads  # what of a value passes by the state
+    yield own.heads  # the share of a value that passes the state by
     yield from (own.channels,) * sizes.has("mamba_conv_bias", sizes.has("use_conv_bias", True))
     yield from (own.values,) * sizes.has("mamba_rms_norm", sizes.known.recurs == "ssm")
 
@@ -590,7 +590,7 @@ def _inputs(config: Mapping[str, Any]) -> int:
 
 
 def _borrowed(sizes: _Sizes, head: str) -> int:
-    """Return the width of the tables that a head has of its target, of all of them."""
+    """Return the width of all tables together that a head takes from its target."""
     if head == assistant_format.KIND:
         return sizes.number("backbone_hidden_size")
     both = head == dflash_format.KIND and "speculators_model_type" not in sizes.config

@@ -67,8 +67,8 @@ def check_support(config: Mapping[str, Any]) -> None:
 def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
     if kind in RECURRENT_TYPES:
         return (
-            "its layers change their state by another rule than the gated delta rule or a scalar "
-            f"decay of each head. {INSTEAD}, or have such states"
+            "its layers change their state by another rule than the gated delta rule or one decay "
+            f"of each head. {INSTEAD}, or a state that changes by one of these"
         )
     if isinstance(config.get("decoder"), Mapping):
         return (

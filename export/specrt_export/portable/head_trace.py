@@ -93,7 +93,7 @@ def _trace_chain(head: HeadCheckpoint, positions: int) -> Traced:
 
 
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
-"""Of a head they are one where both are the same table of its target."""
+"""A head that takes the same table of its target for both has one."""
 
 
 def _measured(model: Any, hook: Hook, head: HeadCheckpoint, positions: int) -> Geometry:
@@ -167,7 +167,7 @@ def _trace_assistant(head: Assistant, positions: int, memories: tuple[LayerMemor
 
 
 def lent_memories(head: Assistant) -> tuple[LayerMemory, ...]:
-    """Return what the layers of an assistant read: of each kind, the last of its target that owns.
+    """Return what an assistant's layers read: the last keys that its target has of each type.
 
     Raises: CheckpointError where they are of other sizes.
     """

@@ -54,7 +54,7 @@ class Recurrence(NamedTuple):
     scale: float = 1.0
     """What queries are multiplied by."""
     epsilon: float = 0.0
-    """Where it is not 0, queries and keys are divided by the root of their squares' sum and it."""
+    """Where it is not 0, queries and keys x are divided by sqrt(sum(x * x) + epsilon)."""
 
     @property
     def memory(self) -> LayerMemory:
