@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from specrt.engine.protocol import Source
+from specrt.geometry import BASE
 from specrt_export.portable.external_data import Floats
 from specrt_export.portable.graph import (
     SOURCE_IDS,
@@ -190,7 +191,8 @@ class Segment:
         """Return what a piece begins with: position 0, and empty buffers."""
         buffers = self._geometry.filled(1, length)
         held = {name: buffer for name, buffer in buffers.items() if name in self._names}
-        return {"start": np.array([0]), "rows": np.arange(length), **held}
+        none = np.array([0])
+        return {"start": none, BASE: none, "rows": np.arange(length), **held}
 
 
 def rows_of(values: Values) -> Floats:
