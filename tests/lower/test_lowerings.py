@@ -15,7 +15,17 @@ import pytest
 
 from lower.lowering import LOWERINGS, Case, Lowering, lowered
 from lower.test_half import stays_on_device
-from portable.zoo import MEMORIES, MODELS, NEIGHBOURS, ODD, WIDE, Exported, architectures, matrix
+from portable.zoo import (
+    MEMORIES,
+    MODELS,
+    NEIGHBOURS,
+    ODD,
+    RECURRENT,
+    WIDE,
+    Exported,
+    architectures,
+    matrix,
+)
 from specrt.errors import BuildError
 from specrt.geometry import ATTENTION, CONV, SHARED
 from specrt_export.lower.canonical import split_heads
@@ -145,7 +155,10 @@ def test_layers_that_remember_in_other_ways_run_on_a_cpu(
 @pytest.mark.export
 @pytest.mark.parametrize(
     ("name", "how"),
-    matrix([*MEMORIES], ["contrib", "cuda-fp16", "tensorrt", "tensorrt-old-rows"]),
+    matrix(
+        [name for name in MEMORIES if name not in RECURRENT],
+        ["contrib", "cuda-fp16", "tensorrt", "tensorrt-old-rows"],
+    ),
 )
 def test_layers_that_remember_in_other_ways_run_without_the_kernels(
     lower: Callable[[str, str], Case], name: str, how: str
@@ -161,6 +174,13 @@ def test_layers_that_remember_in_other_ways_run_without_the_kernels(
     assert stays_on_device(case.model) or how != "cuda-fp16"
     if how.startswith("tensorrt"):
         assert {n.op_type for n in nodes} <= {s.name for s in onnx.defs.get_all_schemas()}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("how", ["cpu", "cuda-fp16", "tensorrt"])
+def test_recurrent_states_need_the_kernels(lower: Callable[[str, str], Case], how: str) -> None:
+    with without_kernels(), pytest.raises(BuildError, match="recurrent state"):
+        lower("qwen3_5", how)
 
 
 def test_attention_that_only_reads_needs_a_newer_runtime(

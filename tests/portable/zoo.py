@@ -232,6 +232,11 @@ MEMORIES: dict[str, Model] = {
 }  # fmt: skip
 """Layers that remember in other ways than by keys and values of one shape."""
 
+RECURRENT = (
+    "qwen3_5", "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "mamba2",
+)  # fmt: skip
+"""Those with recurrent states."""
+
 NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
 """Neighbouring numbers of a head are turned together. Attention and gates read one value."""
 
@@ -274,9 +279,9 @@ OTHERS = {
 BARE = "-bare"
 """Ends the name of an architecture whose graph has no weights yet."""
 
-OFTEN = ("llama3", "qwen3", "gemma2", "gemma4", "lfm2", "gpt2")
+OFTEN = ("llama3", "qwen3", "gemma2", "gemma4", "lfm2", "gpt2", "qwen3_5")
 """Tied weights; norms of heads; soft caps and windows; shared keys; convolutions; a model without
-gates and RMS norms."""
+gates and RMS norms; recurrent states."""
 
 
 def architectures(*names: str) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from portable.zoo import Exported
 from specrt.errors import BuildError
 from specrt_export.check.quality import GraphScorer, measure, take_in
 from specrt_export.portable.graph import GraphRun, Tokens, read_graph, runs_here
@@ -27,6 +29,14 @@ FREE = Precision.of("int4", auto=True)
 
 def silent(part: str, done: float) -> None:
     pass
+
+
+@pytest.mark.export
+def test_what_recurrent_layers_and_attention_put_out_are_parts_of_their_own(
+    exported: Callable[[str], Exported],
+) -> None:
+    names = {part.name for part in parts_of(read_graph(exported("qwen3_5").graph), FREE)}
+    assert {"layer 0: out_proj", "layer 3: o_proj", "layer 3: q_proj, k_proj, v_proj"} <= names
 
 
 @needs_reference

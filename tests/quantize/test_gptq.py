@@ -85,7 +85,7 @@ def products_of(graph: Path) -> tuple[list[str], dict[str, Choice]]:
 
 @pytest.mark.export
 @needs_reference
-@pytest.mark.parametrize("name", architectures())
+@pytest.mark.parametrize("name", [*architectures(), "qwen3_5"])
 def test_segments_compute_what_the_whole_graph_does(
     exported: Callable[[str], Exported], name: str
 ) -> None:
