@@ -76,6 +76,8 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("target/geometry/memories", [{"kind": "shared"}], "owner is 0; expected an earlier layer"),
     ("target/geometry/memories", [{"kind": "conv", "key_width": 4}], "window is 0"),
     ("target/geometry/memories", [{"kind": "attention", "kv_heads": 2}], "has no width"),
+    ("target/geometry/memories", [{"kind": "recurrent", "kv_heads": 3, "key_heads": 2}],
+     "key_heads is 2; expected a divisor of kv_heads, 3"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
     ("draft/kind", "medusa", f'kind is ("", "medusa"); expected one of ({KINDS})'),
     ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),

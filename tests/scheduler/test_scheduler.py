@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.support import LONG, WIDTH, Build, alone, few_rows, models_of, rows, shared_prompt
 from specrt.completion import Stream
+from specrt.engine.protocol import EngineTraits, RowSnapshot
 from specrt.errors import RequestError
 from specrt.generator import Generator
 from specrt.params import SamplingParams
@@ -229,6 +233,25 @@ def test_texts_of_another_salt_are_as_if_they_were_not_there(
     assert [one.token_ids for one in done] == [expected] * len(done)
     with pytest.raises(RequestError, match="cache_salt is 3"):
         made.generate(prompt, params, cache_salt=3)  # type: ignore[arg-type]
+
+
+def test_snapshots_of_what_is_forgotten_are_freed(tokenizer: Tokenizer) -> None:
+    taken: list[weakref.ref[Any]] = []
+
+    def take(row: int) -> RowSnapshot:
+        state = np.zeros(1)
+        taken.append(weakref.ref(state))
+        return RowSnapshot(0, 2, [("state.0", (), state)])
+
+    models = models_of(packed, 2, tokenizer, snapshot_bytes=1 << 20)
+    target: Any = models.target
+    target.traits = EngineTraits(snapshots=Mock(take=take))
+    made = Generator(models, tokenizer)
+    running = made.stream([1, 2], LONG)
+    next(running)
+    assert [one() is None for one in taken] == [False]
+    made.forget()
+    assert [one() is None for one in taken] == [True]
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -179,7 +179,7 @@ class Slot:
     def forget(self) -> None:
         """Reuse nothing of what the buffers hold, now or once the request is over."""
         if self.request is not None:
-            self.forgotten = True
+            self.forgotten, self.snapshots = True, [[] for _ in self.caches]
         else:
             self.invalidate()
 

@@ -80,6 +80,10 @@ void check_shape(const std::string& role, const Geometry& shape) {
       require(own.kv_heads > 0 && shape.heads % own.kv_heads == 0,
               name + ".kv_heads is " + std::to_string(own.kv_heads) +
                   "; expected a divisor of heads, " + std::to_string(shape.heads));
+    if (own.kind == LayerMemory::Kind::recurrent)
+      require(own.kv_heads > 0 && own.key_heads > 0 && own.kv_heads % own.key_heads == 0,
+              name + ".key_heads is " + std::to_string(own.key_heads) +
+                  "; expected a divisor of kv_heads, " + std::to_string(own.kv_heads));
     if (own.kind == LayerMemory::Kind::conv)
       require(own.window > 0, name + ".window is 0; expected the taps of a convolution");
   }

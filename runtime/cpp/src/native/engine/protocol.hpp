@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,9 +65,12 @@ struct Geometry {
       if (own.kind == LayerMemory::Kind::conv)
         found.push_back({"conv." + number, 1, own.key_width, own.window});
       if (own.kind == LayerMemory::Kind::recurrent) {
-        const int added = own.kv_heads * (1 + own.value_width) + own.key_heads * own.key_width;
+        const std::int64_t added = own.kv_heads * (std::int64_t{1} + own.value_width) +
+                                   std::int64_t{own.key_heads} * own.key_width;
+        constexpr std::int64_t kMost = std::numeric_limits<int>::max();  // of damaged sizes
+        const int width = static_cast<int>(std::min(added, kMost));
         found.push_back({"state." + number, own.kv_heads, own.value_width, 0, own.key_width});
-        found.push_back({"factors." + number, 1, added, kTakenBack, 0, kTakenBack});
+        found.push_back({"factors." + number, 1, width, kTakenBack, 0, kTakenBack});
       }
       if (own.kind != LayerMemory::Kind::attention) continue;
       found.push_back({"key." + number, own.kv_heads, own.key_width, own.window});
