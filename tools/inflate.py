@@ -2,7 +2,7 @@
 
     inflate.py CHECKPOINT --out FOLDER --to 200M|1B|3B|8B [--dtype float32|bfloat16|float16]
     inflate.py CHECKPOINT --out FOLDER --layers 12 --intermediate-size 4096
-    inflate.py CHECKPOINT --out FOLDER --to 200M --hybrid
+    inflate.py CHECKPOINT --out FOLDER --to 200M --hybrid conv|recurrent
 
 THE GROWN MODEL HAS THE SMALL ONE'S OUTPUTS AND THE BIG ONE'S COST. It is for one thing: to measure
 what a real pair's acceptance is worth at the cost of a larger target. It knows no more than the
@@ -18,8 +18,9 @@ into the residual stream cannot be: zeros, which cost a CPU what others do, but 
 power. Old input columns stay side by side, so that quantising by blocks that fill a head and divide
 the old widths gives them what it gave them before.
 
-With --hybrid a Llama becomes a model of the type lfm2. Added layers are short convolutions that
-write zeros, between layers that attend; growth/hybrid.py says how it does without norms of heads.
+With --hybrid a Llama becomes a model of the type lfm2 (conv) or granitemoehybrid (recurrent). Added
+layers are short convolutions or Mamba 2 mixers that write zeros, between layers that attend;
+growth/hybrid.py says how conv does without norms of heads.
 
 How well. In exact arithmetic outputs are equal; in float32 logits agree to about 1e-6. A checkpoint
 written in its own type keeps its numbers bit for bit, but for two things. Norms are written in
@@ -49,7 +50,7 @@ from numpy.typing import NDArray
 from growth.axes import grown_axes
 from growth.config import check_config, check_rotary, grown_config
 from growth.family import FAMILIES, family_of
-from growth.hybrid import check_hybrid, hybrid_config, hybrid_plans
+from growth.hybrid import KINDS, hybrid_config, hybrid_of, hybrid_plans
 from growth.layout import Plan, is_tied, plan_weights
 from growth.shape import Shape, check_growth, presets_of
 from growth.shards import SHARD_BYTES, Entry, write_shards
@@ -80,9 +81,9 @@ def inflate(
     shard_bytes: int = SHARD_BYTES,
     say: Callable[[str], None] = lambda line: None,
     *,
-    hybrid: bool = False,
+    hybrid: str | None = None,
 ) -> None:
-    """Write a grown copy of a checkpoint; as a `hybrid`, its added layers are convolutions.
+    """Write a grown copy of a checkpoint; a `hybrid` has added layers of a kind of KINDS.
 
     Raises: SpecrtError for what cannot be grown or written; then nothing is at `out` that was not.
     """
@@ -94,8 +95,6 @@ def inflate(
     old = Shape.of(config, family)
     check_growth(old, new, family.divides)
     check_rotary(config, old, new)
-    if hybrid:
-        check_hybrid(config, old, new)
     sizes = {
         axis: int(config[key]) for axis, key in {"vocab": "vocab_size", **family.sizes}.items()
     }
@@ -106,8 +105,9 @@ def inflate(
     note = f"{name}: {old}. It has that model's outputs at this one's cost."
     grown = grown_config(config, old, new, dtype, note, family)
     if hybrid:
-        plans = list(hybrid_plans(plans, old, new, grown[family.epsilon]))
-        grown = hybrid_config(grown, old, new)
+        kind = hybrid_of(hybrid, grown, old, new)
+        plans = list(hybrid_plans(kind, plans, old, new))
+        grown = hybrid_config(kind, grown, old, new)
     entries = [_entry(plan, dtype) for plan in plans]
     say(_summary(new, entries, dtype))
     with atomic_folder(out) as folder:
@@ -198,9 +198,18 @@ NAMES = sorted({name for family in FAMILIES for name in presets_of(family)})
 @click.option(
     "--dtype", default="float32", show_default=True, type=click.Choice(list(DTYPES)), help="Stored."
 )
-@click.option("--hybrid", is_flag=True, help="Let added layers be convolutions, as LFM2 has them.")
+@click.option(
+    "--hybrid",
+    type=click.Choice(list(KINDS)),
+    help="Let added layers be convolutions, as LFM2 has them, or Mamba 2 mixers, as Granite 4 has.",
+)
 def main(
-    checkpoint: Path, out: Path, to: str | None, dtype: str, hybrid: bool, **numbers: int | None
+    checkpoint: Path,
+    out: Path,
+    to: str | None,
+    dtype: str,
+    hybrid: str | None,
+    **numbers: int | None,
 ) -> None:
     """Grow CHECKPOINT without changing its outputs: the small model's text at a big one's cost.
 

@@ -46,6 +46,7 @@ REFUSED: list[tuple[dict[str, Any], list[object], dict[str, float], str]] = [
     ({"model_type": "gemma2"}, ["--layers", 3], {}, "of model_type 'gemma2'; only llama"),
     ({}, ["--to", "3B"], {}, "llama, mistral, qwen2 models grow to 200M, 1B, 8B"),
     ({}, ["--decoder-layers", 3], {}, "decoder_layers is 3, and the checkpoint has no encoder"),
+    ({}, ["--layers", 3, "--hybrid", "recurrent"], {}, "hidden_size is 48, and heads of 64 share"),
     ({"quantization_config": {"bits": 4}}, ["--layers", 3], {}, "quantization_config"),
     ({}, FLOAT16, {"self_attn.q_norm.weight": 1.0}, "for which no growth is known"),
     ({}, FLOAT16, {"mlp.down_proj.bias": 1e6}, "holds 1e+06, beyond float16"),

@@ -79,26 +79,34 @@ def test_the_whole_family_keeps_its_logits(
     assert error(tmp_path / "grown", small) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["", "conv.out_proj", "self_attn.q_layernorm"])
-def test_a_hybrid_keeps_them_unless_a_convolution_writes_or_a_norm_of_heads_is_not_undone(
-    name: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("hybrid", "spoilt"),
+    [
+        ("conv", ""), ("conv", "conv.out_proj"), ("conv", "self_attn.q_layernorm"),
+        ("recurrent", ""), ("recurrent", "mamba.out_proj"),
+    ],
+)  # fmt: skip
+def test_a_hybrid_keeps_them_unless_a_mixer_writes_or_a_norm_of_heads_is_not_undone(
+    hybrid: str, spoilt: str, tmp_path: Path
 ) -> None:
     small, out = tiny(tmp_path / "small", rms_norm_eps=1e-5), tmp_path / "grown"
-    shape = Shape(80, 5, 16, 8, 8, 112)
-    inflate(Checkpoint.open(small), out, shape, "float32", hybrid=True)
-    assert load(out).config.layer_types.count("conv") == 3
+    inflate(Checkpoint.open(small), out, Shape(96, 5, 16, 8, 8, 112), "float32", hybrid=hybrid)
+    assert load(out).config.layer_types.count("full_attention") == 2
     weights = load_file(out / "model.safetensors")
     for key in weights:
-        if name and name in key:
+        if spoilt and spoilt in key:
             weights[key] += weights[key].abs().mean() + 0.1
     save_file(weights, out / "model.safetensors", {"format": "pt"})
-    assert (error(out, small) < TOLERANCE) is (name == "")
+    assert (error(out, small) < TOLERANCE) is (spoilt == "")
 
 
-def test_codelet_as_a_hybrid_writes_codelets_text(engines: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hybrid", ["conv", "recurrent"])
+def test_codelet_as_a_hybrid_writes_codelets_text(
+    hybrid: str, engines: Path, tmp_path: Path
+) -> None:
     small, out = engines / "codelet" / "checkpoint" / "target", tmp_path / "grown"
     grown = replace(Shape.of(Checkpoint.open(small).config), layers=11)
-    inflate(Checkpoint.open(small), out, grown, "bfloat16", hybrid=True)
+    inflate(Checkpoint.open(small), out, grown, "bfloat16", hybrid=hybrid)
     texts = [
         load(each).generate(TOKENS[:1] + 200, max_new_tokens=24, do_sample=False).tolist()
         for each in (small, out)

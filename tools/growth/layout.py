@@ -26,11 +26,14 @@ class Plan:
     source: WeightBytes
     """The old weight; for an added layer, the one it is to be as spread as."""
     factor: float
+    below: Plan | None = None
+    """Another weight that is stored as one with it, in the rows after its own."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the grown weight."""
-        return tuple(axis.size for axis in self.axes)
+        rows, *rest = (axis.size for axis in self.axes)
+        return (rows + (self.below.shape[0] if self.below else 0), *rest)
 
 
 def plan_weights(

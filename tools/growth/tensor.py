@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -33,6 +34,8 @@ def stored_dtype(plan: Plan, dtype: str) -> str:
 
 def grow(plan: Plan) -> Weights:
     """Make one weight of the grown model in float32."""
+    if plan.below:
+        return np.concatenate([grow(replace(plan, below=None)), grow(plan.below)])
     old = read(plan.source)
     grown = _surroundings(plan, old)
     if plan.axes[0].old:
