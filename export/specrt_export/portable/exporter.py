@@ -36,9 +36,10 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 LENGTH_DEPENDENT = ("dynamic", "su")
 
-RECURRENT_TYPES = frozenset(
-    ("falcon_mamba", "jamba", "kimi_linear", "mamba", "minimax", "recurrent_gemma", "rwkv", "xlstm")
-)
+RECURRENT_TYPES = frozenset((
+    "falcon_mamba", "jamba", "kimi_linear", "mamba", "minimax", "recurrent_gemma", "rwkv", "xlstm",
+    "zamba",
+))  # fmt: skip
 """Whose states decay by channel, or change by a rule of their own."""
 ALIBI_TYPES = frozenset(("bloom", "mpt"))
 

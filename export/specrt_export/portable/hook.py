@@ -136,7 +136,7 @@ class Probe(_Empty):
 
         Layers that `forgetful` names keep nothing.
         Raises: ExportError for other layers that were not seen to, and for one that shares keys
-            within another window than their owner's.
+            within another window than their owner's, or a block of attention with other layers.
         """
         own = self.others + [(layer, LayerMemory(ATTENTION)) for layer in hook.read]
         own.sort(key=lambda one: one[0])
@@ -158,6 +158,11 @@ class Probe(_Empty):
         owners = [at for at, shown in self.pairs.items() if shown[0] is key and shown[1] is value]
         if owners and owners[0] != layer:
             owner = owners[0]
+            if owner not in hook.windows:
+                raise ExportError(
+                    f"{model_type} shares a block of attention between layers, layer {owner} among "
+                    "them; the portable graph needs one for each layer: export another model"
+                )
             if window != hook.windows[owner]:
                 raise ExportError(
                     f"layer {layer} of {model_type} reads the keys of layer {owner} within a "
