@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from specrt.engine.ort.kernels import missing_kernels
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 from specrt.speculation.kv_cache import KVCache
+from specrt.speculation.pool import Models
+from specrt.tuning.pass_timer import PassTimer
 
 pytestmark = [
     pytest.mark.export,
@@ -41,11 +44,11 @@ CASES = [
 
 @contextmanager
 def opened(
-    one: Exported, folder: Path, precision: str, widest: int = WIDEST
+    one: Exported, folder: Path, precision: str, widest: int = WIDEST, length: int = LENGTH
 ) -> Iterator[PackedEngine]:
     """Build an engine whose passes are narrow, so that its rings are short, and open it."""
     how = Lowering("ort-cpu", precision, batch=ROWS)
-    sizes: dict[str, Any] = {"max_length": LENGTH, "gammas": (WIDEST - 1,), "prefill": widest}
+    sizes: dict[str, Any] = {"max_length": length, "gammas": (WIDEST - 1,), "prefill": widest}
     case = lowered(*one.source, folder, how, **sizes)
     with case.compiler.score(case.lowered, widest) as engine:
         assert isinstance(engine, PackedEngine)
@@ -147,10 +150,10 @@ def test_a_row_does_not_go_back_to_what_its_layers_forgot(
         assert engine.traits.rewind(0) == 0
 
 
-def test_a_prompt_is_scored_where_states_go_back_by_less_than_a_pass(
+def test_prompts_are_scored_and_passes_timed_where_states_go_back_by_less_than_a_pass(
     exported: Zoo, tmp_path: Path
 ) -> None:
-    with opened(exported("qwen3_5"), tmp_path, "fp32", 64) as engine:
+    with opened(exported("qwen3_5"), tmp_path, "fp32", 64, 128) as engine:
         rounds = Rounds(engine, seed=0)
         found: list[NDArray[np.float32]] = []
         passes = KVCache(engine).read(
@@ -162,3 +165,6 @@ def test_a_prompt_is_scored_where_states_go_back_by_less_than_a_pass(
             while True:
                 wanted = passes.send(engine.forward_rows([wanted.feed(0)])[0])
         assert np.array_equal(found, rounds.plain[0][:70])
+        timer = PassTimer(Models(engine, None, (0, 3), 3), None, perf_counter_ns)
+        timer.fill(perf_counter_ns())
+        assert [len(timer.burst(gamma, 4)) for gamma in (0, 3, 40)] == [4, 4, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations, count, islice, pairwise
+from math import inf
 from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,12 +18,14 @@ from specrt.engine.protocol import (
     Feed,
     OffsetRounds,
     Output,
+    RowSnapshot,
     Source,
     first_row,
     packs,
     rows_of,
 )
 from specrt.errors import EngineError
+from specrt.geometry import TAKEN_BACK
 from specrt.params import SamplingParams
 from specrt.sampling.noise import Noise
 from specrt.scheduler.request import OutputProcessor
@@ -82,6 +85,8 @@ class PassTimer:
         widest = max(models.gammas) + 1
         room = models.target.max_length - max(_ROOM, 4 * widest)
         self._context = max(0, min(CONTEXT, room))
+        self._kept: dict[int, RowSnapshot] = {}
+        """Of engines with recurrent states, by id: the context, read."""
 
     def fill(self, deadline_ns: int) -> None:
         """Write keys up to the context, in ever wider passes, until the deadline.
@@ -89,14 +94,31 @@ class PassTimer:
         A position never written costs the same to read, or hardly less.
         """
         for engine in self._engines():
-            start = 0
             if isinstance(engine, ConditionedEngine):
                 engine.condition(0, self._source(engine))
-            while start < self._context and self._clock() < deadline_ns:
-                width = min(max(1, start), self._context - start, engine.max_width)
-                tokens = [(start + i) * 37 % self._vocabulary for i in range(width)]
-                OffsetEngine(engine, 0).forward((tokens,), start, 1)
-                start += width
+            self._read(engine, deadline_ns)
+
+    def _read(self, engine: Engine, deadline_ns: float) -> None:
+        start = 0
+        while start < self._context and self._clock() < deadline_ns:
+            width = min(max(1, start), self._context - start, engine.max_width)
+            tokens = [(start + i) * 37 % self._vocabulary for i in range(width)]
+            OffsetEngine(engine, 0).forward((tokens,), start, 1)
+            start += width
+
+    def _go_back(self, engine: Engine) -> None:
+        """Let passes begin at the context again, which states must have read to the end."""
+        if not engine.geometry.recurs:
+            if engine.traits.rewind(0) > self._context:  # a text that begins anew may go anywhere
+                OffsetEngine(engine, 0).forward(((0,),), 0, 1)
+            return
+        snapshots, kept = engine.traits.snapshots, self._kept.get(id(engine))
+        if snapshots is not None and kept is not None:
+            snapshots.restore(0, kept)
+            return
+        self._read(engine, inf)
+        if snapshots is not None:
+            self._kept[id(engine)] = snapshots.take(0)
 
     def _source(self, engine: ConditionedEngine) -> Source:
         """Return a source as long as the context is, where it can be."""
@@ -110,6 +132,8 @@ class PassTimer:
 
         The draft's part of a fused round is its time beyond that of verifying alone.
         """
+        if gamma >= TAKEN_BACK and self._models.target.geometry.recurs:
+            rounds = 1  # what another row's tokens stand for: states of one do not take it back
         timed = self._run(self._drafter(gamma), rounds)
         if self._models.rounds is None or not any(t.drafted for t in timed):
             return timed
@@ -122,8 +146,7 @@ class PassTimer:
     def _run(self, drafter: Drafter, rounds: int) -> list[Timed]:
         models, log = self._models, list[Round]()
         for engine in self._engines():
-            if engine.traits.rewind(0) > self._context:  # a text that begins anew may go anywhere
-                OffsetEngine(engine, 0).forward(((0,),), 0, 1)
+            self._go_back(engine)
         target = EngineTarget(
             KVCache(OffsetEngine(models.target, self._context)), _GREEDY, Noise(0)
         )
