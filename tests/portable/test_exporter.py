@@ -37,7 +37,7 @@ from specrt_export.portable.attachment import attach_graph, check_weights
 from specrt_export.portable.exporter import export_graph, exporter
 from specrt_export.portable.external_data import external_tensors
 from specrt_export.portable.graph import GraphRun, facts_of
-from specrt_export.portable.hook import RECURRENCE
+from specrt_export.portable.state_function import RECURRENCE
 from support.quantized_folders import container
 
 pytestmark = pytest.mark.export

@@ -10,7 +10,7 @@ from specrt.errors import BuildError
 from specrt.geometry import BASE, RECURRENT, STATE, Geometry
 from specrt_export.lower.projections import SPECRT
 from specrt_export.lower.view import GraphView
-from specrt_export.portable.hook import RECURRENCE
+from specrt_export.portable.state_function import RECURRENCE
 
 
 def lower_recurrences(

@@ -20,12 +20,11 @@ from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from specrt.errors import ExportError
 from specrt.geometry import ATTENTION, BASE, CONV, FACTORS, RECURRENT, SHARED, STATE, LayerMemory
+from specrt_export.portable.state_function import DOMAIN, RECURRENCE
 
 NAME = "specrt"
 
 OPSET = 24
-RECURRENCE = "StateRecurrence"
-"""The function of portable graphs that reads and changes a recurrent state; see `recurrence`."""
 
 
 class _State(NamedTuple):
@@ -243,7 +242,7 @@ class Buffers(_Empty):
         names = [self._name(buffer, RECURRENT, layer) for buffer in (STATE, FACTORS)]
         memory = [self.written[name] for name in names]
         read, *written = symbolic_multi_out(
-            f"{NAME}::{RECURRENCE}",
+            f"{DOMAIN}::{RECURRENCE}",
             [one.query, one.key, one.value, one.decay, one.beta, *memory, self.start, self._base],
             {"delta": int(one.delta), "scale": one.scale, "epsilon": one.epsilon},
             dtypes=[torch.float32] * 3,

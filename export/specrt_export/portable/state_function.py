@@ -7,7 +7,7 @@ from functools import cache
 import onnx
 from onnx import parser
 
-from specrt_export.portable.hook import NAME, RECURRENCE
+DOMAIN, RECURRENCE = "specrt", "StateRecurrence"
 
 BODY = """
 <opset_import: ["": 24], domain: "%s">
@@ -137,12 +137,12 @@ so that a rejected token leaves nothing."""
 @cache
 def function() -> onnx.FunctionProto:
     """Return the function, in standard operators."""
-    return parser.parse_function(BODY % (NAME, RECURRENCE))
+    return parser.parse_function(BODY % (DOMAIN, RECURRENCE))
 
 
 def define(model: onnx.ModelProto) -> None:
     """Define the function in a graph that calls it."""
     if any(node.op_type == RECURRENCE for node in model.graph.node):
         model.functions.append(function())
-        if all(one.domain != NAME for one in model.opset_import):
-            model.opset_import.append(onnx.helper.make_opsetid(NAME, 1))
+        if all(one.domain != DOMAIN for one in model.opset_import):
+            model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
