@@ -159,6 +159,13 @@ def test_every_import_goes_down() -> None:
     assert [fault for name, tree in trees().items() for fault in faults(name, tree)] == []
 
 
+def test_a_portable_graph_is_built_without_torch() -> None:
+    """The quick start installs none."""
+    asked = "specrt_export.builder, specrt_export.compile.ort_cpu_compiler"
+    script = f"import sys\nsys.modules.update(torch=None, transformers=None)\nimport {asked}"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_no_modules_import_each_other() -> None:
     """Lazily or not."""
     edges = {

@@ -403,11 +403,12 @@ def fix_shapes(
 
 
 def _count_rows_once(view: GraphView) -> None:
-    """Take the number of rows from `start`, whichever input a trace took it from."""
-    inputs = {v.name for v in view.graph.input if len(v.type.tensor_type.shape.dim) > 1}
+    """Take the number of rows from `start`, whichever buffer a trace took it from."""
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in view.graph.input}
     for node in view.nodes("Shape"):
         ends = view.attributes(node)
-        if node.input[0] in inputs and ends.get("start", 0) == 0 and ends.get("end") == 1:
+        is_first = ends.get("start", 0) == 0 and ends.get("end") == 1
+        if "start" in ranks and ranks.get(node.input[0], 0) > 1 and is_first:
             node.input[0] = "start"
     view.tidy()
 
