@@ -206,7 +206,7 @@ def test_settings_that_no_bundle_opens_with_are_refused_before_any_work(tmp_path
 ONE_LAYER = {"kind": "attention", "kv_heads": 4, "key_width": 12, "value_width": 12}
 WRONG_PARTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("target", "encoder", {"encoder": "target/cross.onnx"}, r"takes \['hidden'\].*together"),
-    ("target", "geometry", {"memories": [ONE_LAYER]}, "gives.*cross_key.2.*together"),
+    ("target", "geometry", {"layers": 1, "memories": [ONE_LAYER]}, "gives.*cross_key.2.*together"),
     ("draft", "encoder", {"width": 3}, f"of width 3, .* leaves up to {MAX_SOURCE} of width"),
 ]
 

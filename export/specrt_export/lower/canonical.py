@@ -405,10 +405,12 @@ def fix_shapes(
 def _count_rows_once(view: GraphView) -> None:
     """Take the number of rows from `start`, whichever buffer a trace took it from."""
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in view.graph.input}
+    if "start" not in ranks:
+        return
     for node in view.nodes("Shape"):
         ends = view.attributes(node)
         is_first = ends.get("start", 0) == 0 and ends.get("end") == 1
-        if "start" in ranks and ranks.get(node.input[0], 0) > 1 and is_first:
+        if ranks.get(node.input[0], 0) > 1 and is_first:
             node.input[0] = "start"
     view.tidy()
 

@@ -459,7 +459,8 @@ def _emit_embeddings(view: GraphView) -> tuple[int, int]:
         matrix = find_matrix(view, node.input[0])
         if matrix is None or view.attributes(node).get("axis", 0) != 0:
             continue
-        if matrix.scales is None and not view.depends_on(node.input[1], ["input_ids"]):
+        chosen = view.depends_on(node.input[1], ["input_ids"], shapes=False)
+        if matrix.scales is None and not chosen:
             continue
         total += matrix.scales is not None
         emitted += _has_codes(matrix)

@@ -96,8 +96,8 @@ class GraphView:
         """Return the attributes that a node states."""
         return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
-    def depends_on(self, name: str, sources: Iterable[str]) -> bool:
-        """Tell whether a value is computed from any of the named graph inputs."""
+    def depends_on(self, name: str, sources: Iterable[str], *, shapes: bool = True) -> bool:
+        """Tell whether a value is computed from any of some inputs, or from their `shapes`."""
         wanted, seen, stack = set(sources), set[str](), [name]
         while stack:
             value = stack.pop()
@@ -107,7 +107,8 @@ class GraphView:
                 continue
             seen.add(value)
             node = self._maker.get(value)
-            stack.extend(node.input if node is not None else ())
+            if node is not None and (shapes or node.op_type != "Shape"):
+                stack.extend(node.input)
         return False
 
     def fresh(self, hint: str) -> str:

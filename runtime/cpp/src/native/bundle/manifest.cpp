@@ -137,6 +137,7 @@ constexpr std::int64_t kMostLayers = 10'000;
 constexpr std::string_view kKindsOfMemory[] = {"attention", "shared", "conv", "recurrent", "lent"};
 constexpr const char* kTasks[] = {"text-generation", "text2text-generation",
                                   "automatic-speech-recognition"};
+constexpr std::int64_t kMostSnapshotBytes = std::int64_t{1} << 40;
 constexpr std::int64_t kMostFeatures = 1'000'000;
 constexpr std::uint64_t kMostManifestBytes = 64 << 20;
 constexpr char kAgain[] = "build the bundle again with `specrt build RECIPE`";
@@ -306,6 +307,7 @@ Record read_record(const Json& json) {
   const std::vector<std::int64_t> gammas = fields.wholes("gammas");
   m.gamma = narrow(within(fields.whole_or_null("gamma")));
   if (fields.has("drafter")) m.drafter = fields.text("drafter");
+  if (fields.has("snapshot_bytes")) fields.whole("snapshot_bytes", 0, kMostSnapshotBytes);
   m.eos_token_ids = fields.wholes("eos_token_ids");
   m.bos_token_id = fields.whole_or_null("bos_token_id");
   m.target = read_model(fields.record("target"), m.backend);
