@@ -130,6 +130,7 @@ ARCHITECTURES = {
     ),
     "nemotron_h": Architecture(
         norms=1,
+        rotations=0,  # its attention knows no positions
         head_dim=128,
         recurs="ssm",
         defaults=(
@@ -359,8 +360,6 @@ class _Sizes:
 
     def rotated(self, geometry: Geometry) -> tuple[int, ...]:
         """Return the dimensions of a head that each kind of angles rotates."""
-        if self.config.get("model_type") == "nemotron_h":  # its attention knows no positions
-            return ()
         each = zip(self.types(), self.layers(), strict=True)
         layers = {
             kind: geometry.memories[one.owner] if one.kind == SHARED else one

@@ -81,10 +81,10 @@ class StateSnapshots:
 
     def __init__(
         self, caches: Mapping[str, NDArray[Any]], geometry: Geometry, written: list[int],
-        least: Callable[[int], int],
+        least: Callable[[int], int], back: int,
     ) -> None:  # fmt: skip
         self._caches, self._geometry, self._written = caches, geometry, written
-        self._least = least
+        self._least, self._back = least, back
 
     def take(self, row: int) -> RowSnapshot:
         """See `Snapshots.take`."""
@@ -99,7 +99,8 @@ class StateSnapshots:
         """See `Snapshots.restore`."""
         for name, at, array in snapshot.parts:
             self._caches[name][row : row + 1][at] = array
-        self._written[row] = snapshot.most
+        # The rings hold nothing from before the snapshot's least position, however short its text.
+        self._written[row] = max(snapshot.most, snapshot.least + self._back)
 
     def _places(self, least: int, most: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Yield where in a row of each cache lies what positions from `least` to `most` need."""
@@ -180,7 +181,7 @@ class OrtEngine:
         """Return what takes snapshots of states; windows forget keys that one would need."""
         if bases is None or self.geometry.windows - {0}:
             return None
-        return StateSnapshots(self._caches, self.geometry, self._written, least)
+        return StateSnapshots(self._caches, self.geometry, self._written, least, self._back)
 
     def _allocate(self) -> dict[str, NDArray[Any]]:
         """Allocate the KV buffers; the pages of a zeroed array cost memory only once written."""
