@@ -36,6 +36,12 @@ def is_ring(name: str) -> bool:
 GROUP = 16
 """Positions that the CPU kernels keep together: a ring has whole groups."""
 
+
+def whole_groups(positions: int) -> int:
+    """Return how many positions the groups have in which so many lie."""
+    return -(-positions // GROUP) * GROUP
+
+
 Size = Annotated[int, Interval(0, 10**9)]
 """Of something that may be missing."""
 
@@ -65,7 +71,7 @@ class Buffer(NamedTuple):
             return max_length
         if self.ring:
             return self.ring
-        return min(max_length, -(-(self.seen + ring_width) // GROUP) * GROUP)
+        return min(max_length, whole_groups(self.seen + ring_width))
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,17 @@ class Geometry:
     def inputs(self) -> dict[str, Buffer]:
         """The tensors that passes read, in the order of the graph contract, by names as `key.0`."""
         return {
-            f"{kind}.{index}": buffer
+            f"{kind}.{index}": self._next_to_states(buffer) if kind == CONV else buffer
             for index, memory in enumerate(self.memories)
             for kind, buffer in memory.inputs.items()
         }
+
+    def _next_to_states(self, conv: Buffer) -> Buffer:
+        """Return past inputs of a convolution, of which a state next to it needs no whole pass.
+
+        A row goes back by as much as its states do, and then sees what lies before.
+        """
+        return conv._replace(ring=whole_groups(conv.seen - 1 + TAKEN_BACK)) if self.recurs else conv
 
     @cached_property
     def buffers(self) -> dict[str, Buffer]:

@@ -168,6 +168,10 @@ def test_prompts_are_scored_and_passes_timed_where_states_go_back_by_less_than_a
             while True:
                 wanted = passes.send(engine.forward_rows([wanted.feed(0)])[0])
         assert np.array_equal(found, rounds.plain[0][:70])
+        text = rounds.texts[0].tolist()
+        for start, end in ((0, 61), (61, 70)):  # of which the first is wider than any ring
+            (output,) = engine.forward_rows([Feed(1, text[start:end], start, end - start)])
+            assert np.array_equal(output.logits[0], rounds.plain[0][start:end])
         timer = PassTimer(Models(engine, None, (0, 3), 3), None, perf_counter_ns)
         timer.fill(perf_counter_ns())
         assert [len(timer.burst(gamma, 4)) for gamma in (0, 3, 40)] == [4, 4, 1]

@@ -35,7 +35,8 @@
 //     A causal convolution of each channel over the latest inputs of a row: x [1, T, C];
 //     weight [taps, C], of the oldest input first; ring [B, 1, P, C in whole vectors], in which the
 //     input at position p lies at p % P, changed in place as KV buffers are; bias [C];
-//     y [1, T, C]. What lies before a row is zero.
+//     y [1, T, C]. What lies before a row is zero. Tokens of a row follow each other; what comes
+//     before them is read first, and then the latest P of them are written.
 //
 //   Recurrence(query, key, value, decay, beta, state, factors, base, rows, positions)
 //       -> y, state, factors, base
@@ -665,6 +666,34 @@ void check_ring(const char* name, const std::int64_t* rows, std::size_t count, s
   }
 }
 
+// Some tokens of a row, from position `start` on.
+struct Run {
+  std::size_t row, first, count, start;
+};
+
+// The tokens of each row, which must lie together; `all` is how many rows there are.
+std::vector<Run> runs_of(const char* name, const std::int64_t* rows, const std::int64_t* positions,
+                         std::size_t count, std::size_t all) {
+  std::vector<Run> runs;
+  std::vector<bool> is_seen(all);
+  for (std::size_t token = 0; token < count; token++) {
+    const auto row = static_cast<std::size_t>(rows[token]);
+    if (token > 0 && rows[token] == rows[token - 1] &&
+        positions[token] == positions[token - 1] + 1) {
+      runs.back().count++;
+      continue;
+    }
+    if (is_seen[row])
+      throw std::runtime_error("specrt." + std::string(name) + " got position " +
+                               std::to_string(positions[token]) + " of row " +
+                               std::to_string(rows[token]) +
+                               " apart; expected the tokens of a row one after another");
+    is_seen[row] = true;
+    runs.push_back({row, token, 1, static_cast<std::size_t>(positions[token])});
+  }
+  return runs;
+}
+
 class AttentionOperator : public Operator {
  public:
   static constexpr const char* kName = "Attention";
@@ -814,14 +843,14 @@ class Convolution : public Operator {
     const auto length = static_cast<std::size_t>(have_axes ? ring.shape[2] : 0);
     const auto stride = static_cast<std::size_t>(have_axes ? ring.shape[3] : 0);
     if (taps == 0 || positions.items() != count || x.items() != count * channels ||
-        ring.shape[1] != 1 || stride < channels ||
+        ring.shape[1] != 1 || stride < channels || length < taps ||
         (bias.data != nullptr && bias.items() != channels))
       throw std::runtime_error("specrt.Convolution got inputs of sizes that do not fit together");
     const auto* row_of = static_cast<const std::int64_t*>(rows.data);
     const auto* place_of = static_cast<const std::int64_t*>(positions.data);
-    check_places(kName, row_of, place_of, count, static_cast<std::size_t>(ring.shape[0]),
-                 static_cast<std::size_t>(kMostCount));
-    check_ring(kName, row_of, count, taps, length);
+    const auto all = static_cast<std::size_t>(ring.shape[0]);
+    check_places(kName, row_of, place_of, count, all, static_cast<std::size_t>(kMostCount));
+    const std::vector<Run> runs = runs_of(kName, row_of, place_of, count, all);
     const auto* from = static_cast<const float*>(x.data);
     float* y = floats(context, 0, x.shape);
     float* memory = in_place(context, 1, ring);
@@ -831,26 +860,32 @@ class Convolution : public Operator {
     const auto each = [&](const auto& body) {
       const std::size_t shares = (count + kPartRows - 1) / kPartRows;
       parallel(context, shares, [&](std::size_t share) {
-        const std::size_t end = (share + 1) * kPartRows < count ? (share + 1) * kPartRows : count;
-        for (std::size_t token = share * kPartRows; token < end; token++)
-          body(token, static_cast<std::size_t>(row_of[token]),
-               static_cast<std::size_t>(place_of[token]));
+        const std::size_t begin = share * kPartRows, end = begin + kPartRows;
+        for (const Run& run : runs)
+          for (std::size_t at = begin < run.first ? 0 : begin - run.first;
+               at < run.count && run.first + at < end; at++)
+            body(run, at);
       });
     };
-    each([&](std::size_t token, std::size_t row, std::size_t position) {
-      std::memcpy(input_at(row, position), from + token * channels, channels * sizeof(float));
-    });
-    each([&](std::size_t token, std::size_t row, std::size_t position) {
-      float* to = y + token * channels;
+    each([&](const Run& run, std::size_t at) {
+      const float* own = from + (run.first + at) * channels;
+      float* to = y + (run.first + at) * channels;
       if (bias.data == nullptr)
         std::fill_n(to, channels, 0.0F);
       else
         std::memcpy(to, bias.data, channels * sizeof(float));
+      const std::size_t position = run.start + at;
       for (std::size_t tap = position + 1 < taps ? taps - 1 - position : 0; tap < taps; tap++) {
-        const float* past = input_at(row, position + 1 + tap - taps);
+        const std::size_t back = taps - 1 - tap;
+        const float* past = back <= at ? own - back * channels : input_at(run.row, position - back);
         const float* factors = static_cast<const float*>(weight.data) + tap * channels;
         for (std::size_t i = 0; i < channels; i++) to[i] += past[i] * factors[i];
       }
+    });
+    each([&](const Run& run, std::size_t at) {
+      if (run.count - at <= length)
+        std::memcpy(input_at(run.row, run.start + at), from + (run.first + at) * channels,
+                    channels * sizeof(float));
     });
   }
 };
@@ -913,9 +948,12 @@ class RecurrenceOperator : public Operator {
     const auto* row_of = static_cast<const std::int64_t*>(rows.data);
     const auto* place_of = static_cast<const std::int64_t*>(positions.data);
     check_places(kName, row_of, place_of, count, all, static_cast<std::size_t>(kMostCount));
-    const std::vector<RecurrentRow> runs =
-        runs_of(row_of, place_of, count, static_cast<const std::int64_t*>(base.data), all,
-                recurrence.positions);
+    std::vector<RecurrentRow> runs;
+    for (const Run& run : runs_of(kName, row_of, place_of, count, all)) {
+      const std::int64_t held =
+          run.start == 0 ? 0 : static_cast<const std::int64_t*>(base.data)[run.row];
+      runs.push_back(fold(run, static_cast<std::size_t>(held), recurrence.positions));
+    }
     const std::unique_ptr<float[]> prepared(new float[count * recurrence.prepared_size()]);
     recurrence.state = in_place(context, 1, state);
     recurrence.factors = in_place(context, 2, factors);
@@ -930,44 +968,19 @@ class RecurrenceOperator : public Operator {
   }
 
  private:
-  // The tokens of each row, which must lie together.
-  std::vector<RecurrentRow> runs_of(const std::int64_t* rows, const std::int64_t* positions,
-                                    std::size_t count, const std::int64_t* base, std::size_t all,
-                                    std::size_t ring) const {
-    std::vector<RecurrentRow> runs;
-    std::vector<bool> is_seen(all);
-    for (std::size_t token = 0; token < count; token++) {
-      const auto row = static_cast<std::size_t>(rows[token]);
-      if (token > 0 && rows[token] == rows[token - 1] &&
-          positions[token] == positions[token - 1] + 1) {
-        runs.back().count++;
-        continue;
-      }
-      if (is_seen[row])
-        throw std::runtime_error(
-            "specrt.Recurrence got position " + std::to_string(positions[token]) + " of row " +
-            std::to_string(rows[token]) + " apart; expected the tokens of a row one after another");
-      is_seen[row] = true;
-      const auto start = static_cast<std::size_t>(positions[token]);
-      const std::size_t held = start == 0 ? 0 : static_cast<std::size_t>(base[row]);
-      runs.push_back({row, token, 1, start, held, held});
-    }
-    for (RecurrentRow& run : runs) fold(run, ring);
-    return runs;
-  }
-
   // Say what of a row is added to its state; a negative base is a large number here.
-  void fold(RecurrentRow& run, std::size_t ring) const {
+  RecurrentRow fold(const Run& run, std::size_t base, std::size_t ring) const {
     const std::size_t end = run.start + run.count;
-    if (run.base > run.start || run.start - run.base > ring || lag_ >= ring)
+    if (base > run.start || run.start - base > ring || lag_ >= ring)
       throw std::runtime_error(
-          "specrt.Recurrence got base " + std::to_string(static_cast<std::int64_t>(run.base)) +
+          "specrt.Recurrence got base " + std::to_string(static_cast<std::int64_t>(base)) +
           " of row " + std::to_string(run.row) + " and lag " + std::to_string(lag_) +
           " for positions " + std::to_string(run.start) + " to " + std::to_string(end - 1) +
           "; expected at most " + std::to_string(run.start) + ", and less than " +
           std::to_string(ring) + ", which its ring holds");
-    run.next_base =
-        std::max({run.base, run.start - std::min(run.start, lag_), end - std::min(end, ring)});
+    const std::size_t next =
+        std::max({base, run.start - std::min(run.start, lag_), end - std::min(end, ring)});
+    return {run.row, run.first, run.count, run.start, base, next};
   }
 
   static void run(OrtKernelContext* context, const Recurrence& recurrence, const Steps& steps,

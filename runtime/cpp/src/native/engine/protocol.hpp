@@ -59,11 +59,17 @@ struct Geometry {
   // The tensors of all memories, in the order of the graph contract.
   std::vector<MemoryBuffer> buffers() const {
     std::vector<MemoryBuffer> found;
+    const bool recurs = std::any_of(memories.begin(), memories.end(), [](const LayerMemory& one) {
+      return one.kind == LayerMemory::Kind::recurrent;
+    });
     for (std::size_t index = 0; index < memories.size(); index++) {
       const LayerMemory& own = memories[index];
       const std::string number = std::to_string(index);
-      if (own.kind == LayerMemory::Kind::conv)
-        found.push_back({"conv." + number, 1, own.key_width, own.window});
+      if (own.kind == LayerMemory::Kind::conv) {
+        // Next to states, which go back no further, it holds no whole pass.
+        const int ring = recurs ? (own.window - 1 + kTakenBack + 15) / 16 * 16 : 0;
+        found.push_back({"conv." + number, 1, own.key_width, own.window, 0, ring});
+      }
       if (own.kind == LayerMemory::Kind::recurrent) {
         const std::int64_t added = own.kv_heads * (std::int64_t{1} + own.value_width) +
                                    std::int64_t{own.key_heads} * own.key_width;
