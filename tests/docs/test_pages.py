@@ -35,6 +35,11 @@ def test_no_line_of_prose_is_wide() -> None:
     assert wide == []
 
 
+def test_pages_that_are_read_whole_are_short() -> None:
+    assert len(ARCHITECTURE.splitlines()) < 140
+    assert (REPOSITORY / "docs" / "decisions.md").stat().st_size <= 20_000
+
+
 def test_every_file_that_is_named_is_there() -> None:
     files = re.findall(r"`([\w./]+\.(?:py|hpp))`", ARCHITECTURE)
     assert len(files) > 25

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,6 +32,7 @@ from specrt.text.chat_template import read_template
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check import model_parity
 from specrt_export.checkpoint.checkpoint import Checkpoint
+from specrt_export.plan.build_plan import resolve
 from specrt_export.portable.graph import GEOMETRY
 from specrt_export.recipe.recipe import Recipe, read_recipe
 from support.builds import build, is_fresh
@@ -63,6 +65,27 @@ def test_building_twice_gives_the_same_files(small: Path, built: Path) -> None:
     assert (shares := [done for _, done in stages]) == sorted(shares)
     assert leftovers(built) == ["again"]
     assert complete(again) == complete(again, gamma=0)
+
+
+def test_a_recipe_passes_few_rooms(small: Path, out: Path) -> None:
+    """It becomes a plan, which alone is read from then on."""
+    passed: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and any(type(held) is Recipe for held in frame.f_locals.values()):
+            passed.append(Path(frame.f_code.co_filename).parent.name)
+
+    recipe = read_recipe(small)
+    sys.setprofile(note)
+    try:
+        plan = resolve(recipe, out)
+        assert not plan.is_fresh()
+    finally:
+        sys.setprofile(None)
+    stays = [room for room, _ in groupby(passed)]
+    assert passed[0] == "plan"
+    assert (len(set(passed)) <= 8, len(stays) <= 20) == (True, True), stays
+    assert Recipe not in map(type, vars(plan).values())
 
 
 def test_a_bundle_is_stale_once_what_it_was_built_from_changes(small: Path, built: Path) -> None:

@@ -21,7 +21,7 @@ from specrt_export.heads.head_checkpoint import own_weights
 from specrt_export.heads.head_formats import is_head, load_head
 from specrt_export.portable.exporter import export_head
 from specrt_export.recipe.recipe import read_recipe
-from support.builds import build
+from support.builds import build, once
 
 
 def opened(folder: Path, target: Path, layers: tuple[int, ...] = ()) -> Head:
@@ -32,7 +32,8 @@ def exported(head: Head, folder: Path) -> tuple[Path, Path]:
     """Export a head; return its graph and the folder of its weights."""
     own = own_weights(head, folder / "rotated.bin")
     checkpoint = linked(head.checkpoint, own, folder / "weights")
-    return export_head(head, checkpoint, folder / "head.onnx", 64).path, folder / "weights"
+    graph = once(export_head)(head, checkpoint, folder / "head.onnx", 64)
+    return graph.path, folder / "weights"
 
 
 def rms(x: Tensor, weight: Tensor) -> Tensor:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -33,11 +30,8 @@ from specrt.tuning.pass_timer import PassTimer
 from specrt_export.compile.compiler import CompiledModel
 from specrt_export.compile.tensorrt_compiler import TensorRtCompiler
 from specrt_export.heads.eagle3_format import KIND
-from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.mtp_format import KIND as MTP
 from specrt_export.lower.lazy_tensor import ENGINE
-from specrt_export.portable import exporter
-from specrt_export.portable.attachment import ExportedGraph
 from specrt_export.recipe.recipe import read_recipe
 from support.builds import build
 from support.gpu_double import MADE, RTX, GraphMachine, kept_graphs
@@ -48,37 +42,12 @@ STAGES = "stages.txt"
 Built = Callable[..., Path]
 
 
-class Exports:
-    """The graphs of pairs: each way to build one begins with the same two."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def once(self, export: Callable[..., ExportedGraph]) -> Callable[..., ExportedGraph]:
-        def exported(*given: Any, **named: Any) -> ExportedGraph:
-            out = next(one for one in given if isinstance(one, Path))
-            kinds = [h.KIND for h in (*given, *named.values()) if isinstance(h, HeadCheckpoint)]
-            path = self._folder / "-".join([export.__name__, *kinds, out.name])
-            record = path.with_suffix(".pickle")
-            with locked(path.with_suffix(".lock")):
-                if not record.exists():
-                    made = export(*given, **named)
-                    shutil.copyfile(made.path, path)
-                    record.write_bytes(pickle.dumps(made))
-            shutil.copyfile(path, out)
-            made = pickle.loads(record.read_bytes())
-            return replace(made, path=out)
-
-        return exported
-
-
 @pytest.fixture(scope="session")
 def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the pair, or the target with another draft; keep the lowered graphs next to it."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed: nothing is built")
     root = shared_folder(tmp_path_factory) / "plans-of-heads"
     root.mkdir(exist_ok=True)
-    exports = Exports(root)
 
     def once(
         version: str = "", batch: int = 1, precision: str = "fp32", draft: Path | None = None,
@@ -107,9 +76,7 @@ def built(target: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) 
             words = " ".join(f"t{7 * i * i % VOCABULARY}" for i in range(300))
             (folder / "text.txt").write_text(words, encoding="utf-8")
         (folder / "recipe.toml").write_text(text, encoding="utf-8")
-        with kept_graphs(folder), pytest.MonkeyPatch.context() as patched:
-            for name in ("export_graph", "export_head"):
-                patched.setattr(exporter, name, exports.once(getattr(exporter, name)))
+        with kept_graphs(folder):
             stages: list[str] = []
             build(
                 read_recipe(folder / "recipe.toml"), folder / "bundle",

@@ -9,6 +9,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from itertools import product
@@ -339,8 +340,7 @@ def exported(name: str) -> Exported:
 
     A name that ends in `BARE` has the weights next to a graph without any.
     """
-    root = CACHE / _state()
-    root.mkdir(parents=True, exist_ok=True)
+    root = cache_folder()
     made = root / name
     with locked(root / f"{name}.lock"):
         if not made.exists():
@@ -386,18 +386,21 @@ def record(name: str) -> None:
                 archive.addfile(info, path.open("rb"))
 
 
-def _state() -> str:
-    """Hash what a checkpoint and its graph depend on."""
-    home = REPOSITORY / "export" / "specrt_export"
-    parts = ("checkpoint", "task")
+@cache
+def cache_folder() -> Path:
+    """Return the folder of checkpoints and graphs, by the hash of what they depend on."""
+    export, runtime = REPOSITORY / "export" / "specrt_export", REPOSITORY / "runtime" / "specrt"
+    rooms = (export / room for room in ("checkpoint", "heads", "portable"))
     sources = [
-        Path(__file__), *RECORDS.glob("*"), *(home / "checkpoint" / f"{n}.py" for n in parts),
-        *(home / "portable").glob("*.py"), REPOSITORY / "runtime" / "specrt" / "geometry.py",
+        Path(__file__), *RECORDS.glob("*"), *(path for room in rooms for path in room.glob("*.py")),
+        runtime / "geometry.py", runtime / "engine" / "ort" / "block_engine.py",
     ]  # fmt: skip
     found = hashlib.sha256(json.dumps([sys.version, *map(version, LIBRARIES)]).encode())
     for path in sorted(sources):
         found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+    folder = CACHE / found.hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def save_checkpoint(name: str, folder: Path) -> None:

@@ -137,8 +137,3 @@ def test_the_comparison_sees_each_step_left_out(tmp_path: Path) -> None:
         save_file(weights, bad / "model.safetensors", {"format": "pt"})
         (bad / "config.json").write_text(json.dumps(config))
         assert error(bad, small) > TOLERANCE, name
-
-
-SOURCES = torch.arange(26).reshape(2, 13) * 5 % 97
-ROWS = torch.ones_like(SOURCES)
-ROWS[1, 9:] = 0
