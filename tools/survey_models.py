@@ -69,6 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    "qwen3_next": {"mlp_only_layers": [*range(48)]},
 }  # fmt: skip
 """Options of types whose default has experts, or whose sizes must fit each other."""
 OFTEN_REFUSED = ("layer_types", "head_dim", "num_key_value_heads", "sliding_window", "q_lora_rank")
@@ -220,7 +221,7 @@ each sliding window; rows of an encoder-decoder are texts of sources of differen
 is the largest error of a logit over the largest logit; that of Gemma 4 is rounding, since its
 attention scales no scores, and eager is further from float64 than the graph is. A refusal is about
 the type's default config: a dense model of a type whose default has experts may export, as
-`granitemoehybrid` and `nemotron_h` were tried.
+`granitemoehybrid`, `nemotron_h` and `qwen3_next` were tried.
 `gemma4_assistant` and `gemma4_unified_assistant` are heads, which [draft](drafting.md#heads).
 
 This page is written by `python tools/survey_models.py`.

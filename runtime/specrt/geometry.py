@@ -188,9 +188,8 @@ class Geometry:
         """Whether a layer has a state, which holds what lies before a `base` of each row."""
         return any(one.kind == RECURRENT for one in self.memories)
 
-    def attention(self, index: int) -> LayerMemory:
+    def attention(self, own: LayerMemory) -> LayerMemory:
         """Return the keys and values of a memory: its own, or those it shares."""
-        own = self.memories[index]
         return self.memories[own.owner] if own.kind == SHARED else own
 
     @property

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lower.lowering import Lowering, lowered
-from portable.zoo import Exported
+from portable.zoo import RECURRENT, Exported
 from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.ort.kernels import missing_kernels
 from specrt.engine.protocol import Feed, PackedEngine
@@ -37,8 +37,7 @@ CASES = [
     *(
         pytest.param(name, precision, marks=pytest.mark.nightly)
         for name in (
-            "gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3", "qwen3_5", "mamba2",
-            "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba",
+            "gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3", *RECURRENT,
         )
         for precision in ("fp32", "int8", "int4")
     ),

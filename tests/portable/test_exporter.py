@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 from portable.zoo import (
     BARE,
@@ -50,7 +51,7 @@ WINDOWS = {
     "gemma4_unified": (WINDOW, 0, WINDOW, 0),
     "lfm2": (3, 0, 3),
     "lfm3": (7, 0, WINDOW, 7),
-    "qwen3_5": (4, 0, 4, 0, 4, 0, 0),
+    **dict.fromkeys(("qwen3_5", "qwen3_next", "olmo_hybrid"), (4, 0, 4, 0, 4, 0, 0)),
     "nemotron_h": (4, 0, 0, 4, 0),
     "falcon_h1": (4, 0, 0, 4, 0, 0),
     "mamba2": (4, 0, 4, 0),
@@ -293,6 +294,16 @@ LLAMA = {"model_type": "llama"}
     [
         ({"model_type": "mamba"}, "mamba cannot be exported: .* by another rule"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "experts .num_local_experts is 8"),
+        (
+            {
+                "model_type": "qwen3_next",
+                "num_experts": 8,
+                "num_hidden_layers": 4,
+                "mlp_only_layers": [1],
+                "decoder_sparse_step": 2,
+            },
+            "experts .num_experts is 8",
+        ),
         ({"model_type": "bloom"}, "ALiBi"),
         ({**LLAMA, "rope_parameters": {"rope_type": "su"}}, "rope type 'su' changes"),
         ({"model_type": "acme", "auto_map": {"AutoConfig": "x.Y"}}, "own checkpoint .auto_map."),
@@ -311,6 +322,32 @@ def test_a_model_without_a_portable_graph_is_refused_before_any_work(
         )
     assert stages == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_weight_that_lies_in_strips_is_put_together_of_them(
+    exported: Zoo, tmp_path: Path
+) -> None:
+    bare, whole = exported("olmo_hybrid" + BARE), tmp_path / "whole"
+    tensors = load_file(bare.checkpoint.folder / "model.safetensors")
+    strips = [f"model.layers.0.linear_attn.{one}_conv1d.weight" for one in "qkv"]
+    made = attach_graph(bare.graph, bare.checkpoint, tmp_path / "strips.onnx").path
+    assert [[*node.input] for node in load(made).graph.node if strips[0] in node.input] == [strips]
+    shutil.copytree(bare.checkpoint.folder, whole)
+    rows = tensors[strips[1]]
+    for wrong, message in (
+        (rows[1:], "rows, config.json calls for 112 together"),
+        (rows[:, :, 1:], "has shape"),
+        (None, "holds no weight"),
+    ):
+        there = {n: t for n, t in ({**tensors, strips[1]: wrong}).items() if t is not None}
+        save_file(there, whole / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            attach_graph(bare.graph, Checkpoint.open(whole), tmp_path / "wrong.onnx")
+    one = np.concatenate([tensors.pop(name) for name in strips])
+    name = strips[0].replace("q_conv1d", "conv1d")
+    save_file({**tensors, name: one}, whole / "model.safetensors")
+    made = attach_graph(bare.graph, Checkpoint.open(whole), tmp_path / "whole.onnx").path
+    assert name in {tensor.name for tensor in external_tensors(load(made))}
 
 
 def test_a_graph_that_fails_its_check_replaces_nothing(

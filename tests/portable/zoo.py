@@ -206,6 +206,23 @@ MEMORIES: dict[str, Model] = {
         },
         {},
     ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            "num_hidden_layers": 4, "head_dim": 16, **_LINEAR, "mlp_only_layers": [0, 1, 2, 3],
+            "layer_types": 3 * ["linear_attention"] + ["full_attention"],
+            "partial_rotary_factor": 0.5,
+        },
+        {},
+    ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {
+            "num_hidden_layers": 4, **_LINEAR, "linear_allow_neg_eigval": True,
+            "layer_types": 3 * ["linear_attention"] + ["full_attention"],
+        },
+        {},
+    ),
     "nemotron_h": (
         "NemotronHConfig",
         {
@@ -234,7 +251,8 @@ MEMORIES: dict[str, Model] = {
 """Layers that remember in other ways than by keys and values of one shape."""
 
 RECURRENT = (
-    "qwen3_5", "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "mamba2",
+    "qwen3_5", "qwen3_next", "olmo_hybrid", "nemotron_h", "granitemoehybrid", "falcon_h1", "bamba",
+    "mamba2",
 )  # fmt: skip
 """Those with recurrent states."""
 

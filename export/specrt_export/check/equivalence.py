@@ -330,7 +330,7 @@ def _filled(checkpoint: Checkpoint, task: ModelTask, scored: int | None) -> Any:
         names: dict[str, str] = {}
         if scored is not None:
             project_on(model, scored)
-            names = stored_names(model)
+            names, _ = stored_names(model)
         _untie(model, checkpoint)
         for name, parameter in model.named_parameters():
             if _is_computed(model, name):

@@ -51,8 +51,14 @@ class Architecture:
     """Whether a feed-forward layer is two thirds as wide as a config says, if it says no more."""
     tied: bool = False
     """Whether embedding and head are one table, where the config does not say."""
-    recurs: str = ""
-    """How its layers with a recurrent state name their sizes; a key of `_RECURRENT`."""
+    recurs: tuple[str, ...] = ()
+    """How a config.json names the sizes of its layers with a recurrent state; see `_Recurrent`."""
+    delta: bool = False
+    """Whether these states change by the delta rule."""
+    gates: bool = False
+    """Whether each number that attention makes passes a gate."""
+    apart: bool = False
+    """Whether feed-forward layers are layers of their own, without gates."""
 
 
 _GEMMA4 = Architecture(
@@ -120,7 +126,12 @@ ARCHITECTURES = {
     "qwen3_5_text": Architecture(
         head_norms=True,
         head_dim=256,
-        recurs="linear",
+        recurs=(
+            "linear_conv_kernel_dim", "linear_num_value_heads", "linear_num_key_heads",
+            "linear_key_head_dim", "linear_value_head_dim",
+        ),
+        delta=True,
+        gates=True,
         defaults=(
             ("vocab_size", 248320), ("full_attention_interval", 4), ("linear_conv_kernel_dim", 4),
             ("linear_key_head_dim", 128), ("linear_value_head_dim", 128),
@@ -132,14 +143,18 @@ ARCHITECTURES = {
         norms=1,
         rotations=0,  # its attention knows no positions
         head_dim=128,
-        recurs="ssm",
+        recurs=("conv_kernel", "mamba_num_heads", "n_groups", "ssm_state_size", "mamba_head_dim"),
+        apart=True,
         defaults=(
+            ("mamba_rms_norm", 1),
             ("conv_kernel", 4), ("n_groups", 8), ("ssm_state_size", 128), ("mamba_head_dim", 64),
             ("mamba_num_heads", 128), ("max_position_embeddings", 4096),
         ),
     ),
     "falcon_h1": Architecture(
-        recurs="mamba",
+        recurs=(
+            "mamba_d_conv", "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head",
+        ),
         defaults=(
             ("mamba_d_conv", 4), ("mamba_n_groups", 1), ("mamba_d_state", 256),
             ("max_position_embeddings", 8192),
@@ -173,24 +188,6 @@ class EngineShape:
 def is_half(config: Mapping[str, Any]) -> bool:
     """Tell whether a config.json says that its checkpoint is in fp16 or bf16."""
     return (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
-
-
-_RECURRENT: dict[str, dict[str, str]] = {
-    "linear": {
-        "taps": "linear_conv_kernel_dim", "heads": "linear_num_value_heads",
-        "key_heads": "linear_num_key_heads", "key_size": "linear_key_head_dim",
-        "value_size": "linear_value_head_dim",
-    },
-    "ssm": {
-        "taps": "conv_kernel", "heads": "mamba_num_heads", "key_heads": "n_groups",
-        "key_size": "ssm_state_size", "value_size": "mamba_head_dim",
-    },
-    "mamba": {
-        "taps": "mamba_d_conv", "heads": "mamba_n_heads", "key_heads": "mamba_n_groups",
-        "key_size": "mamba_d_state", "value_size": "mamba_d_head",
-    },
-}  # fmt: skip
-"""The names of the sizes of `_Recurrent` in a config.json."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,7 @@ class _Sizes:
 
     def has(self, key: str, default: bool = False) -> bool:
         """Tell whether a model has something."""
-        return bool(self.config.get(key, default))
+        return bool(self.config.get(key, dict(self.known.defaults).get(key, default)))
 
     @property
     def hidden(self) -> int:
@@ -308,8 +305,8 @@ class _Sizes:
 
     def recurrent(self) -> _Recurrent:
         """Return the sizes of a layer with a recurrent state."""
-        named = {key: self.number(name) for key, name in _RECURRENT[self.known.recurs].items()}
-        return _Recurrent(**named, delta=self.known.recurs == "linear")
+        taps, heads, key_heads, key_size, value_size = map(self.number, self.known.recurs)
+        return _Recurrent(taps, heads, key_heads, key_size, value_size, self.known.delta)
 
     def _memories(self) -> tuple[LayerMemory, ...]:
         types = self.types()
@@ -361,11 +358,7 @@ class _Sizes:
     def rotated(self, geometry: Geometry) -> tuple[int, ...]:
         """Return the dimensions of a head that each kind of angles rotates."""
         each = zip(self.types(), self.layers(), strict=True)
-        layers = {
-            kind: geometry.memories[one.owner] if one.kind == SHARED else one
-            for kind, own in each
-            for one in own
-        }
+        layers = {kind: geometry.attention(one) for kind, own in each for one in own}
         rope = self.config.get("rope_parameters")
         partial = self.config.get("partial_rotary_factor")
         partial = partial or (isinstance(rope, dict) and rope.get("partial_rotary_factor")) or 1.0
@@ -393,10 +386,9 @@ def _layer(
         elif own.kind != CONV and sizes.maybe("kv_lora_rank"):
             yield from _latent_attention(sizes, own)
         elif own.kind != CONV:
-            read = geometry.memories[own.owner] if own.kind == SHARED else own
-            yield from _attention(sizes, own, read, beside)
+            yield from _attention(sizes, own, geometry.attention(own), beside)
     yield from (hidden,) * (sizes.known.norms if sizes.has("use_sandwich_norm", True) else 2)
-    if sizes.known.recurs == "ssm":  # its feed-forward layers are layers, without gates
+    if sizes.known.apart:
         if not memories:
             yield Matrix("layers", sizes.inner(), hidden)
             yield Matrix("layers", hidden, sizes.inner())
@@ -419,7 +411,7 @@ def _attention(sizes: _Sizes, own: LayerMemory, read: LayerMemory, beside: int) 
     values = 0 if sizes.has("attention_k_eq_v") and not own.window else keys
     joined, known = queries + keys + values, sizes.known
     gates = sizes.heads * (known.gated and sizes.has("use_attention_gate", True))
-    gates += queries * (known.recurs == "linear")
+    gates += queries * known.gates
     yield Matrix("layers", joined + gates, sizes.hidden + beside)
     yield Matrix("layers", sizes.hidden, queries)
     yield from (read.key_width,) * (known.head_norms * (1 + owns))
@@ -455,7 +447,7 @@ def _recurrence(sizes: _Sizes, own: _Recurrent) -> Iterator[Weight]:
         return
     yield own.heads  # the share of a value that passes the state by
     yield from (own.channels,) * sizes.has("mamba_conv_bias", sizes.has("use_conv_bias", True))
-    yield from (own.values,) * sizes.has("mamba_rms_norm", sizes.known.recurs == "ssm")
+    yield from (own.values,) * sizes.has("mamba_rms_norm")
 
 
 def _convolution(sizes: _Sizes, own: LayerMemory) -> Iterator[Weight]:

@@ -403,14 +403,13 @@ def fix_shapes(
 
 
 def _count_rows_once(view: GraphView) -> None:
-    """Take the number of rows from `start`, whichever buffer a trace took it from."""
-    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in view.graph.input}
-    if "start" not in ranks:
+    """Take the number of rows from `start`, whichever input a trace took it from."""
+    of_rows = {value.name for value in view.graph.input} - {"rows"}
+    if "start" not in of_rows:
         return
     for node in view.nodes("Shape"):
         ends = view.attributes(node)
-        is_first = ends.get("start", 0) == 0 and ends.get("end") == 1
-        if ranks.get(node.input[0], 0) > 1 and is_first:
+        if node.input[0] in of_rows and (ends.get("start", 0), ends.get("end")) == (0, 1):
             node.input[0] = "start"
     view.tidy()
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from specrt.geometry import CONV
-from specrt_export.lower.lazy_tensor import LazyTensor, computed
+from specrt_export.lower.lazy_tensor import LazyTensor, computed, joined
 from specrt_export.lower.projections import SPECRT
 from specrt_export.lower.view import GraphView
 
@@ -173,9 +173,13 @@ def _take_apart(view: GraphView, node: onnx.NodeProto) -> ConvLayer | None:
 
 
 def _stored(view: GraphView, name: str) -> LazyTensor | None:
-    """Return the weight that lies before squeezes and unsqueezes."""
+    """Return the weight that lies before squeezes and unsqueezes, put together of its strips."""
     while view.stored(name) is None:
         maker = view.maker(name)
+        if maker is not None and maker.op_type == "Concat":
+            strips = [view.stored(part) for part in maker.input]
+            whole = [strip for strip in strips if strip is not None]
+            return joined(whole) if len(whole) == len(strips) else None
         if maker is None or maker.op_type not in ("Squeeze", "Unsqueeze", "Reshape"):
             return None
         name = maker.input[0]

@@ -332,10 +332,7 @@ def _hand_in_positions(view: GraphView) -> None:
     """
     one = view.add_constant("rows", np.array([1], np.int64))
     for node in view.nodes("Shape"):
-        source, attributes = node.input[0], view.attributes(node)
-        is_batch = (attributes.get("start", 0), attributes.get("end")) == (0, 1)
-        is_batch = is_batch and source != "rows" and view.maker(source) is None
-        if source == "start" or is_batch:
+        if node.input[0] == "start":
             view.replace(node.output[0], one)  # the tokens of all rows are one sequence
     row, column = (view.add_constant("axis", np.array([axis], np.int64)) for axis in (0, 1))
     handed = view.add("Unsqueeze", [POSITIONS, row])

@@ -28,6 +28,7 @@ from specrt_export.portable.graph import (
     PART,
     PARTS,
     SOURCE,
+    STRIPS,
     TIED,
     TYPES,
     facts_of,
@@ -141,6 +142,7 @@ def attach(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     graph, coded = model.graph, checkpoint.coded
     _settle_ties(model, checkpoint)
     _settle_optional(model, checkpoint)
+    _settle_strips(model, checkpoint)
     cast: dict[str, str] = {}
     for tensor in graph.initializer:
         if _location(tensor) != UNATTACHED:
@@ -209,6 +211,34 @@ def _settle_optional(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
             tensor.ClearField("raw_data")
             tensor.data_location = TensorProto.EXTERNAL
             _place(tensor, {"location": UNATTACHED})
+
+
+def _settle_strips(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+    """Put a weight together of the strips of rows in which a checkpoint holds it.
+
+        strips ── Concat ── the weight, under its name
+
+    Raises: CheckpointError where they have more rows together, or fewer.
+    """
+    graph, strips = model.graph, json.loads(_taken(model, STRIPS) or "{}")
+    for tensor in [t for t in graph.initializer if t.name in strips]:
+        if _stored(checkpoint, tensor.name) is not None:
+            continue
+        graph.initializer.remove(tensor)
+        rows, names = tensor.dims[0], strips[tensor.name]
+        parts = [graph.initializer.add() for _ in names]
+        for part, name in zip(parts, names, strict=True):
+            part.CopyFrom(tensor)
+            part.name, stored = name, _stored(checkpoint, name)
+            part.dims[0] = stored.shape[0] if stored is not None and stored.shape else 0
+            _find(checkpoint, part)
+        if sum(part.dims[0] for part in parts) != rows:
+            raise CheckpointError(
+                f"{checkpoint.origin}: {', '.join(names)} have {[p.dims[0] for p in parts]} rows, "
+                f"config.json calls for {rows} together; check that both are of one model"
+            )
+        place = f"{tensor.name}/Concat"
+        graph.node.insert(0, helper.make_node("Concat", names, [tensor.name], place, axis=0))
 
 
 def _bypass(graph: onnx.GraphProto, zeros: TensorProto) -> None:

@@ -85,6 +85,11 @@ def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
     kinds = config.get("layers_block_type")
     if config.get("is_moe") is False or (kinds and "moe" not in kinds):
         return None  # the sizes of experts are there, and unused
+    layers, dense = config.get("num_hidden_layers"), config.get("mlp_only_layers")
+    if isinstance(layers, int) and isinstance(dense, list):
+        step = config.get("decoder_sparse_step") or 1
+        if {layer for layer in range(layers) if (layer + 1) % step == 0} <= {*dense}:
+            return None
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
     for key, count in ((key, part.get(key)) for part in parts for key in EXPERTS):
         if isinstance(count, int) and count > 1:

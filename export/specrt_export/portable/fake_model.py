@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from specrt.errors import ExportError
-from specrt_export.portable.graph import OPTIONAL, TIED
+from specrt_export.portable.graph import OPTIONAL, STRIPS, TIED
 
 LONG_ROPE = "longrope"
 """A rotation with two sets of angles: one for short texts, one for texts beyond a length."""
@@ -126,12 +126,14 @@ class StoredWeights:
     """For each weight that the config ties, the names of all that are tied to it, its own too."""
     optional: dict[str, NDArray[np.float32]]
     """Those that a checkpoint may not hold, and what they are then."""
+    strips: dict[str, list[str]]
+    """Of weights whose rows lie in several of a checkpoint: these, in their order."""
 
     @classmethod
     def of(cls, model: Any, mode: FakeTensorMode, buffers: dict[str, Tensor]) -> StoredWeights:
         """Untie the weights of a model, and take from `buffers` those that a checkpoint may hold.
 
-        Raises: ExportError if a weight is put together from several stored ones.
+        Raises: ExportError if a weight is put together from several stored ones otherwise.
         """
         optional = {}
         for path, module in model.named_modules():
@@ -143,15 +145,22 @@ class StoredWeights:
             if hasattr(module, "create_weight"):  # a table that most checkpoints leave out
                 optional[f"{path}.weight"] = module.create_weight().numpy()
         tied = _untie(model, mode)
-        names = stored_names(model) | {name: name for name in optional}
-        return cls(names, {names[n]: tuple(names[o] for o in tied[n]) for n in tied}, optional)
+        names, strips = stored_names(model)
+        names |= {name: name for name in optional}
+        # A name of today is read, too, as transformers does.
+        either: dict[str, tuple[str, ...]]
+        either = {stored: (stored, name) for name, stored in names.items() if stored != name}
+        either |= {names[n]: tuple(names[o] for o in tied[n]) for n in tied}
+        return cls(names, either, optional, strips)
 
     def facts(self, graph: Any) -> dict[str, str]:
         """Return what a graph says of such weights among its own."""
         there = graph.graph.initializers.keys()
         tied = {name: others for name, others in self.tied.items() if name in there}
         optional = sorted(self.optional.keys() & there)
-        return {k: json.dumps(v) for k, v in ((TIED, tied), (OPTIONAL, optional)) if v}
+        strips = {name: parts for name, parts in self.strips.items() if name in there}
+        facts = (TIED, tied), (OPTIONAL, optional), (STRIPS, strips)
+        return {k: json.dumps(v) for k, v in facts if v}
 
 
 def _untie(model: Any, mode: FakeTensorMode) -> dict[str, tuple[str, ...]]:
@@ -172,34 +181,51 @@ def _untie(model: Any, mode: FakeTensorMode) -> dict[str, tuple[str, ...]]:
     return tied
 
 
-def stored_names(model: Any) -> dict[str, str]:
+def stored_names(model: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Map each parameter of a model to the name its bytes have in a checkpoint.
 
     A tied parameter has several names and one set of bytes; some models have renamed parameters
-    since their checkpoints were written, and transformers knows how.
-    Raises: ExportError if a parameter is put together from several stored ones.
+    since their checkpoints were written, and transformers knows how. By those names come the strips
+    of parameters that a checkpoint holds in several.
+    Raises: ExportError if a parameter is put together from several stored ones otherwise.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, apply_converters, apply_renamings
+    from transformers.core_model_loading import PrefixChange, WeightRenaming, apply_renamings
 
     changes = get_model_conversion_mapping(model, add_legacy=False)
     # Whether a checkpoint has a prefix is for the attach stage to see, as it is for transformers.
     back = [c.reverse_transform() for c in reversed(changes) if not isinstance(c, PrefixChange)]
-    renamings, converters = _split(back)
+    renamings = [change for change in back if isinstance(change, WeightRenaming)]
+    converters = [change for change in back if not isinstance(change, WeightRenaming)]
     first: dict[int, str] = {}
     names: dict[str, str] = {}
+    strips: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if apply_converters(name, converters)[1] is not None:
-            raise ExportError(
-                f"{type(model).__name__} puts {name} together from several stored weights, so the "
-                "graph cannot refer to the checkpoint's own bytes; this model does not export"
-            )
         names[name] = first.setdefault(id(parameter), apply_renamings(name, renamings))
-    return names
+        if parts := _strips(model, name, converters):
+            strips[names[name]] = [apply_renamings(part, renamings) for part in parts]
+    return names, strips
 
 
-def _split(changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    from transformers.core_model_loading import WeightRenaming
+def _strips(model: Any, name: str, converters: Sequence[Any]) -> list[str]:
+    """Return the weights of a checkpoint that a parameter's rows lie in, none if it is one of them.
 
-    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
-    return renamings, [change for change in changes if change not in renamings]
+    Raises: ExportError.
+    """
+    from transformers.core_model_loading import Chunk
+
+    for converter in converters:
+        found, pattern = converter.rename_source_key(name)
+        if pattern is None:
+            continue
+        parts = converter.target_patterns
+        if any(not isinstance(one, Chunk) or one.dim for one in converter.operations) or any(
+            "*" in part for part in parts
+        ):
+            raise ExportError(
+                f"{type(model).__name__} puts {name} together from several stored weights, but not "
+                "as rows of one after those of another, so the graph cannot refer to the "
+                "checkpoint's own bytes; this model does not export"
+            )
+        return [found.replace(parts[0], part) for part in parts]
+    return []

@@ -54,6 +54,10 @@ TIED = "specrt.tied"
 OPTIONAL = "specrt.optional"
 """Of a graph without weights: those that it holds itself, where a checkpoint leaves them out."""
 
+STRIPS = "specrt.strips"
+"""Of a graph without weights: those that a checkpoint may hold in strips of rows, and their names.
+"""
+
 EXACT = "specrt.exact"
 """Modules whose products fp16 is too small for, by the last part of their names."""
 
