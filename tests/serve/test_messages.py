@@ -132,32 +132,6 @@ def test_thinking_and_calls_of_earlier_turns_reach_the_template() -> None:
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
 
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"messages": [*HELLO, {"role": "assistant", "content": "He"}]}, "assistant"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
-        ({"messages": [{"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}
-        ]}]}, "tool_result"),
-        ({"system": [IMAGE]}, "system"),
-        ({"container": "c"}, "container"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"tools": [{"name": "f"}]}, "input_schema"),
-        ({"tools": FLAT, "tool_choice": {"type": "tool", "name": "tim"}}, "'tim'"),
-        ({"tools": FLAT, "tool_choice": {"type": "some"}}, "'some'"),
-        ({"output_config": {"format": {"type": "xml"}}}, "xml"),
-    ],
-)  # fmt: skip
-def test_what_has_no_meaning_is_refused_by_name(
-    toy: Live, body: dict[str, Any], named: str
-) -> None:
-    assert named in toy.refusal(PATH, 400, **(BODY | body))
-
-
 def test_errors_are_of_the_kinds_that_the_client_knows(
     toy: Live, client: anthropic.Anthropic, tokenizer: Tokenizer
 ) -> None:

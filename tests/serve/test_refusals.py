@@ -22,6 +22,8 @@ LIMITS = {RESPONSES: "max_output_tokens", **dict.fromkeys((CHAT, TEXT, MESSAGES)
 HELLO = [{"role": "user", "content": "hello"}]
 ANY: dict[str, Any] = {"messages": HELLO, "max_tokens": 1}
 JSON = {"Content-Type": "application/json"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+TYPED = [{"name": "f", "input_schema": {"type": "object"}}]
 DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
 
 
@@ -53,12 +55,34 @@ DEEP = json.loads('{"type":"array","items":' * 500 + "{}" + "}" * 500)
         (RESPONSES, {"input": [{"role": "user", "content": 5}]}, "input[0].content is 5"),
         (RESPONSES, {"input": [{"type": "function_call_output", "output": 5}]}, "[0].output is 5"),
         (RESPONSES, {"input": [{"type": "reasoning", "summary": 5}]}, "no messages"),
+        (RESPONSES, {"input": None}, "input"),
+        (RESPONSES, {"input": "x", "store": True}, "store"),
+        (RESPONSES, {"input": "x", "truncation": "auto"}, "truncation"),
+        (RESPONSES, {"input": "x", "include": ["message.output_text.logprobs"]}, "include"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        (RESPONSES, {"input": [{"type": "function_call", "name": 3}]}, "input[0]"),
+        (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "web_search"),
         (MESSAGES, {**ANY, "tools": [{"input_schema": {}}]}, "has no name"),
+        (MESSAGES, {**ANY, "messages": [*HELLO, {"role": "assistant", "content": "He"}]},
+         "assistant"),
+        (MESSAGES, {**ANY, "messages": [{"role": "user", "content": [IMAGE]}]}, "'image'"),
+        (MESSAGES, {**ANY, "messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}
+        ]}]}, "tool_result"),
+        (MESSAGES, {**ANY, "system": [IMAGE]}, "system"),
+        (MESSAGES, {**ANY, "container": "c"}, "container"),
+        (MESSAGES, {**ANY, "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+         "web_search_20250305"),
+        (MESSAGES, {**ANY, "tools": [{"name": "f"}]}, "input_schema"),
+        (MESSAGES, {**ANY, "tools": TYPED, "tool_choice": {"type": "tool", "name": "tim"}},
+         "'tim'"),
+        (MESSAGES, {**ANY, "tools": TYPED, "tool_choice": {"type": "some"}}, "'some'"),
+        (MESSAGES, {**ANY, "output_config": {"format": {"type": "xml"}}}, "xml"),
         (MESSAGES, {**ANY, "output_config": {"format": {}}}, "output_config.format.type"),
         ("/tokenize", {}, "give prompt"),
         ("/detokenize", {"tokens": [10**6]}, "1000000"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_400_and_named(toy: Live, path: str, body: dict[str, Any], named: str) -> None:
     assert named in toy.refusal(path, 400, **body)
     assert named in toy.refusal(path, 400, **body, stream=True)

@@ -124,21 +124,3 @@ def test_reasoning_of_earlier_turns_reaches_the_template(item: dict[str, Any]) -
         assert plain["reasoning_content"] == "hm"
         assert plain["content"] == item.get("content")
         assert ("tool_calls" in plain) == ("name" in item)
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"input": None}, "input"),
-        ({"store": True}, "store"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
-        ({"input": [{"type": "function_call", "name": 3}]}, "input[0]"),
-        ({"tools": [{"type": "web_search"}]}, "web_search"),
-    ],
-)
-def test_what_has_no_meaning_is_refused_by_name(
-    toy: Live, body: dict[str, Any], named: str
-) -> None:
-    assert named in toy.refusal(PATH, 400, **(BODY | body))
