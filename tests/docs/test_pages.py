@@ -6,6 +6,7 @@ import re
 import subprocess
 
 from shared import REPOSITORY
+from test_walls import NOT_PLAIN
 
 ARCHITECTURE = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
 ROOTS = [
@@ -14,25 +15,36 @@ ROOTS = [
 ]
 
 
+LISTED = subprocess.check_output(["git", "ls-files", "*.md"], cwd=REPOSITORY, text=True).split()
+PAGES = {page: (REPOSITORY / page).read_text("utf-8") for page in LISTED if page != "CHANGELOG.md"}
+FENCED = re.compile(r"^ *```.*?^ *```", re.S | re.M)
+
+
 def prose(page: str) -> list[str]:
     """Return the lines that are no code, no table, and not one command alone."""
-    text = re.sub(r"^ *```.*?^ *```", "", page, flags=re.S | re.M)
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("|")]
+    lines = [
+        line for line in FENCED.sub("", page).splitlines() if not line.lstrip().startswith("|")
+    ]
     return [line for line in lines if not re.fullmatch(r"[-\s(]*`[^`]*`\S*", line)]
 
 
 def test_no_line_of_prose_is_wide() -> None:
-    listed = ["git", "ls-files", "*.md"]
-    pages = subprocess.check_output(listed, cwd=REPOSITORY, text=True).split()
-    wide = [
-        f"{page}: {line}"
-        for page in pages
-        if page != "CHANGELOG.md"
-        for line in prose((REPOSITORY / page).read_text("utf-8"))
-        if len(line) > 120
-    ]
-    assert len(pages) > 20
+    wide = [f"{n}: {line}" for n, page in PAGES.items() for line in prose(page) if len(line) > 120]
+    assert len(PAGES) > 20
     assert wide == []
+
+
+def test_words_are_plain() -> None:
+    """As those of modules are."""
+    texts = {name: " ".join(FENCED.sub("", page).split()) for name, page in PAGES.items()}
+    said = [
+        f"{name}: {found.group()!r} ({plain})"
+        for name, text in texts.items()
+        if name != "docs/decisions.md"
+        for words, plain in NOT_PLAIN.items()
+        for found in re.finditer(words, text)
+    ]
+    assert said == []
 
 
 def test_pages_that_are_read_whole_are_short() -> None:
