@@ -19,6 +19,7 @@ from specrt.engine.ort.kernels import missing_kernels
 from specrt.engine.protocol import Feed, PackedEngine
 from specrt.errors import EngineError
 from specrt.generator import Generator
+from specrt.geometry import BASE
 from specrt.params import SamplingParams
 from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.pool import Models
@@ -152,6 +153,21 @@ def test_a_row_does_not_go_back_to_what_its_layers_forgot(
         assert engine.traits.rewind(0) == 0
 
 
+def test_a_row_whose_pass_ended_half_done_begins_anew(exported: Zoo, tmp_path: Path) -> None:
+    with opened(exported("qwen3_5"), tmp_path, "fp32") as engine:
+        rounds = Rounds(engine, seed=0)
+        for name, memory in engine.traits.buffers.items():
+            if name.startswith(BASE):
+                memory[0] = -1  # as the kernel leaves it
+        token, text = [int(rounds.texts[0][-1])], rounds.texts[0].tolist()
+        with pytest.raises(EngineError, match="from 0 with its text read again"):
+            engine.forward_rows([Feed(1, text[:1], 0, 1), Feed(0, token, LENGTH - 1, 1)])
+        (output,) = engine.forward_rows([Feed(0, text[:WIDEST], 0, WIDEST)])
+        assert np.array_equal(output.logits[0], rounds.plain[0][:WIDEST])
+        (output,) = engine.forward_rows([Feed(0, text[3:5], 3, 2)])
+        assert np.array_equal(output.logits[0], rounds.plain[0][3:5])
+
+
 def test_prompts_are_scored_and_passes_timed_where_states_go_back_by_less_than_a_pass(
     exported: Zoo, tmp_path: Path
 ) -> None:
@@ -168,7 +184,8 @@ def test_prompts_are_scored_and_passes_timed_where_states_go_back_by_less_than_a
                 wanted = passes.send(engine.forward_rows([wanted.feed(0)])[0])
         assert np.array_equal(found, rounds.plain[0][:70])
         text = rounds.texts[0].tolist()
-        for start, end in ((0, 61), (61, 70)):  # of which the first is wider than any ring
+        for start, end in ((0, 61), (29, 70)):  # wider than rings; back by as much as states do
+            assert engine.traits.rewind(1) == start
             (output,) = engine.forward_rows([Feed(1, text[start:end], start, end - start)])
             assert np.array_equal(output.logits[0], rounds.plain[0][start:end])
         timer = PassTimer(Models(engine, None, (0, 3), 3), None, perf_counter_ns)

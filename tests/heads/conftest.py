@@ -183,13 +183,24 @@ QWEN = {
 def save_qwen(folder: Path) -> Path:
     """Write a Qwen3.5, most of whose layers have a recurrent state, with its head."""
     save_model(folder, 0, **QWEN)
-    sizes = HeadSizes(QWEN, 1, VOCABULARY, VOCABULARY, WIDTH, WIDTH, (LAYERS,))
-    own = {f"mtp.{n}": _random(*p.shape) for n, p in MtpModule(sizes).named_parameters()}
+    add_qwen_head(folder)
+    return folder
+
+
+def add_qwen_head(folder: Path) -> None:
+    """Give the checkpoint of a Qwen3.5 a head with random weights."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = config.get("text_config", config)
+    stored = load_file(folder / "model.safetensors")
+    kind = next(iter(stored.values())).dtype
+    vocabulary, width, layers = (
+        config[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")
+    )
+    sizes = HeadSizes(config, 1, vocabulary, vocabulary, width, width, (layers,))
+    own = {f"mtp.{n}": _random(*p.shape).to(kind) for n, p in MtpModule(sizes).named_parameters()}
     for table in ("embed_tokens", "lm_head"):
         del own[f"mtp.{table}.weight"]
-    stored = load_file(folder / "model.safetensors") | own
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    save_file(stored | own, folder / "model.safetensors", {"format": "pt"})
 
 
 RECIPE = """

@@ -15,6 +15,7 @@ import pytest
 import specrt
 from heads.assistants import save_assistant
 from heads.blocks import MASK, RANK, random_weights, save_block_head
+from heads.conftest import add_qwen_head
 from portable.zoo import ALTERNATING, LLAMA3_ROPE, MEMORIES, SIZES, WINDOW
 from specrt.bundle import Bundle
 from specrt_export.checkpoint.checkpoint import Checkpoint, named_head
@@ -154,6 +155,9 @@ def shrunk(pair: str, root: Path) -> Path:
             text = text.replace("[quality]", "[quality]\nmin_acceptance = 0")
         else:
             save(shapes[role], folder / role, seed=seed, whole=is_whole(shapes[role]))
+            if shapes[role].get("mtp_num_hidden_layers"):
+                add_qwen_head(folder / role)
+                text = text.replace("[quality]", "[quality]\nmin_acceptance = 0")
         text = text.replace(f'"{source.checkpoint}"', f'"{role}"')
     for old, new in (("4096", "64"), ("256", "32"), ("[1, 2, 3, 4, 5, 6, 7, 8]", "[1, 3]")):
         text = text.replace(f" = {old}", f" = {new}")
@@ -174,6 +178,8 @@ def test_a_pair_is_built_from_its_recipe_as_estimated_and_is_lossless(
     build(recipe, tmp_path / "bundle")
     manifest = Bundle.open(tmp_path / "bundle").manifest
     models = [m for m in (manifest.target, manifest.draft) if m is not None]
+    roles = json.loads((ENGINES / pair / "shape.json").read_text("utf-8"))
+    assert len(models) == len(roles), "a head that lies next to its target drafts, too"
     assert [m.parameters for m in expected.models] == [m.parameters for m in models]
     held = 0
     for found, model in zip(expected.models, models, strict=True):
