@@ -4,17 +4,14 @@ struct Avx512 {
   using Floats = __m512;
   using Ints = __m512i;
   // Four tiles are a strip, which a core reads as one stream. Codes have two sums, one of them of
-  // floats, touched once a block: 4 rows of 4 tiles keep 16 sums of codes in the 32 registers, and
-  // an operand of 4 codes of a row is read once for 4 multiply-adds. Passes of 5 and 6 rows read
-  // weights once, with 2 tiles: 12 sums of codes and 12 of floats. Floats have one sum: 6 rows of 4
-  // tiles are 24.
+  // floats, touched once a block: 6 rows of 4 tiles keep 24 sums of codes in the 32 registers, and
+  // an operand of 4 codes of a row is read once for 4 multiply-adds. More rows are parts of 4,
+  // whose tiles take fewer registers. Floats have one sum: 6 rows of 4 tiles are 24.
   static constexpr int kRows = 6;
   static constexpr std::size_t rows(bool codes, std::size_t all) {
     return codes && all > kRows ? 4 : kRows;
   }
-  static constexpr std::size_t tiles(bool codes, std::size_t rows) {
-    return codes && rows > 4 ? 2 : 4;
-  }
+  static constexpr std::size_t tiles(bool, std::size_t) { return 4; }
   // 6 queries with 4 groups of keys, or with 4 vectors of values, have 24 sums.
   static constexpr int kQueries = 6, kVectors = 4;
   // 1 KiB of the stream takes up to 1.2 times as long, 2 KiB 1.1 times, 8 KiB as long.

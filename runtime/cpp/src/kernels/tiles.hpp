@@ -179,8 +179,19 @@ struct Constant {
   static constexpr int value = N;
 };
 
+// 16 outputs' codes of 4 inputs: of a step, or of one of its halves.
+template <class V, Format F>
+auto load_codes(const std::uint8_t* from, bool is_high) {
+  if constexpr (F == Format::int8)
+    return V::codes(from);
+  else if constexpr (F == Format::fp4)
+    return is_high ? V::high_values(from) : V::low_values(from);
+  else
+    return is_high ? V::high_codes(from) : V::low_codes(from);
+}
+
 // Add to the sums of R rows with T tiles of codes. Not inline, as sums of many shapes in one
-// function end up in memory: 0.8 of the speed.
+// function end up in memory: 0.8 of the speed. So do those of loops that GCC 12 does not unroll.
 template <class V, Format F, Offset O, int R, int T>
 __attribute__((noinline)) void multiply_codes(const Weights& weights, const QuantizedRows& x,
                                               const Chunk& chunk) {
@@ -200,16 +211,20 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
   const std::uint8_t *next = chunk.next, *zeros = nullptr;
   const std::int8_t* codes = x.codes + chunk.row * inputs + chunk.begin * block;
   typename V::Floats sums[T][R];
+#pragma GCC unroll 8
   for (int t = 0; t < T; t++)
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) sums[t][r] = V::load(chunk.sums + (r * kStrip + t) * kTile);
   const auto multiply_block = [&](std::size_t b, auto which) __attribute__((always_inline)) {
     constexpr bool is_second = which.value != 0;
     const std::size_t tile_offsets = O == Offset::none ? 0 : weights.offset_bytes(is_second);
     typename V::Ints whole[T][R];
     if constexpr (O != Offset::zeros) {
+#pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const std::int32_t sum = x.sums[(chunk.row + r) * blocks + b];
         const auto begin = V::fill(begin_with<V, F>(O, sum));
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++) whole[t][r] = begin;
       }
     } else {
@@ -217,28 +232,36 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
         zeros = values + strip * (block / step * 64 + tile_scales) - side * (64 - kTile);
       typename V::Ints totals[R];
       for (int r = 0; r < R; r++) totals[r] = V::fill(x.sums[(chunk.row + r) * blocks + b]);
+#pragma GCC unroll 8
       for (int t = 0; t < T; t++) {
         const auto some = V::template zeros<Bits, is_second>(zeros + t * kTile);
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++)
           whole[t][r] = begin_with<V, F>(some, totals[r], block <= kShortBlock);
       }
     }
+    constexpr int together = R > 4 ? T : 1;  // tiles that an operand of a row is read for
     for (std::size_t k = 0; k < block; k += step) {
-      for (int t = 0; t < T; t++) {
-        V::prefetch(next + t * 64);
-        if constexpr (Bits == 8) {
-          const auto part = V::codes(values + t * 64);
-          for (int r = 0; r < R; r++)
-            whole[t][r] = V::dot(whole[t][r], part, codes + r * inputs + k);
-        } else {
-          constexpr bool is_table = F == Format::fp4;
-          const auto low =
-              is_table ? V::low_values(values + t * 64) : V::low_codes(values + t * 64);
-          const auto high =
-              is_table ? V::high_values(values + t * 64) : V::high_codes(values + t * 64);
+#pragma GCC unroll 8
+      for (int first = 0; first < T; first += together) {
+        for (int t = first; t < first + together; t++) V::prefetch(next + t * 64);
+#pragma GCC unroll 2
+        for (std::size_t i = 0; i < step; i += kGroup) {
+          decltype(load_codes<V, F>(values, false)) parts[together];
+#pragma GCC unroll 8
+          for (int t = 0; t < together; t++)
+            parts[t] = load_codes<V, F>(values + (first + t) * 64, i > 0);
+#pragma GCC unroll 8
           for (int r = 0; r < R; r++) {
-            whole[t][r] = V::dot_small(whole[t][r], low, codes + r * inputs + k);
-            whole[t][r] = V::dot_small(whole[t][r], high, codes + r * inputs + k + kGroup);
+            const std::int8_t* four = codes + r * inputs + k + i;
+#pragma GCC unroll 8
+            for (int t = 0; t < together; t++) {
+              auto& sum = whole[first + t][r];
+              if constexpr (Bits == 8)
+                sum = V::dot(sum, parts[t], four);
+              else
+                sum = V::dot_small(sum, parts[t], four);
+            }
           }
         }
       }
@@ -247,9 +270,11 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
     }
     codes += block;
     const std::uint8_t* scales = values - side * 64 + side * tile_scales;
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++, scales += tile_scales) {
       V::prefetch(next + t * tile_scales);
       const auto scale = load_scales<V>(weights, scales);
+#pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
         const auto both = V::mul(scale, V::spread(x.scales[(chunk.row + r) * blocks + b]));
         sums[t][r] = V::fma(V::to_floats(whole[t][r]), both, sums[t][r]);
@@ -259,8 +284,10 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
     if constexpr (O == Offset::minimums) {
       const std::uint8_t* offsets = values + strip * tile_scales - side * 64 + side * tile_offsets;
       fetch<V>(next + T * tile_scales, T * tile_offsets);
+#pragma GCC unroll 8
       for (int t = 0; t < T; t++, offsets += tile_offsets) {
         const auto minimum = load_scales<V>(weights, offsets);
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++)
           sums[t][r] =
               V::fma(minimum, V::spread(x.totals[(chunk.row + r) * blocks + b]), sums[t][r]);
@@ -275,7 +302,9 @@ __attribute__((noinline)) void multiply_codes(const Weights& weights, const Quan
     if constexpr (are_halves)
       if (++b < chunk.end) multiply_block(b, Constant<1>{});
   }
+#pragma GCC unroll 8
   for (int t = 0; t < T; t++)
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++) V::store(chunk.sums + (r * kStrip + t) * kTile, sums[t][r]);
 }
 
