@@ -123,7 +123,7 @@ def test_every_ready_recipe_is_estimated_without_weights(monkeypatch: pytest.Mon
 
 
 def test_layers_that_see_few_positions_keep_few_of_a_long_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "gemma3-12b"
     shutil.copytree(ENGINES / folder.name, folder)
@@ -140,6 +140,10 @@ def test_layers_that_see_few_positions_keep_few_of_a_long_text(
     assert "KV buffers 5.13 GB (25.77 GB without rings)" in capsys.readouterr().out
     gpu = estimate(read_recipe(ENGINES / folder.name / "tensorrt.toml")).models[0]
     assert gpu.kv_bytes == gpu.whole_kv_bytes == gpu.seen_bytes
+    assert "in rings, which tensorrt-rtx does not keep)" in next(gpu.lines())
+    monkeypatch.setattr("specrt_export.estimate.estimate.missing_kernels", lambda: "none")
+    (line,) = estimate(read_recipe(recipe)).models[0].lines()
+    assert "KV buffers 25.77 GB (5.13 GB in rings, which ort-cpu without kernels does not" in line
 
 
 def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from specrt.engine.ort.kernels import missing_kernels
 from specrt.errors import CheckpointError, RecipeError, SpecrtError, first_line
 from specrt.geometry import ATTENTION, LENT, Geometry
 from specrt.held_file import read_file
@@ -81,6 +82,10 @@ class ModelEstimate:
     """KV buffers, cross keys and values among them."""
     whole_kv_bytes: int
     """The same if all attention kept every position, not rings of those that it sees."""
+    ring_kv_bytes: int
+    """The same if it kept rings, where its backend does not."""
+    keeper: str
+    """Backend, and whether kernels are missing: what keeps rings, or does not."""
     seen_bytes: int
     """What a step reads of full KV buffers."""
     working_bytes: int
@@ -110,9 +115,11 @@ class ModelEstimate:
         if self.cross_bytes:
             engines = ", ".join(f"{_PARTS[part]} {size(n)}" for part, n in self.parts.items())
         cross = f", cross keys and values {size(self.cross_bytes)}" if self.cross_bytes else ""
-        rings = f" ({size(self.whole_kv_bytes)} without rings)" * (
-            self.whole_kv_bytes > self.kv_bytes
-        )
+        rings = ""
+        if self.whole_kv_bytes > self.kv_bytes:
+            rings = f" ({size(self.whole_kv_bytes)} without rings)"
+        elif self.ring_kv_bytes < self.kv_bytes:
+            rings = f" ({size(self.ring_kv_bytes)} in rings, which {self.keeper} does not keep)"
         yield (
             f"  {self.role:6} {self.checkpoint}{self.kind and f' ({self.kind})'}: "
             f"{_count(self.parameters)} parameters, {self.precision}, {engines}, KV buffers "
@@ -329,9 +336,11 @@ def _model(
 
     parts = {DECODER: _kept(kept, step=False)} if kept else weights.parts()
     engine_bytes, cross_bytes = bounded(sum(parts.values())), 0
-    rings = model.spec.on_cpu and not (isinstance(shape, ModelShape) and shape.head)
+    is_head = isinstance(shape, ModelShape) and shape.head != ""
+    lacks = model.spec.on_cpu and missing_kernels() != ""
+    rings = model.spec.on_cpu and not is_head and not lacks
 
-    def kv_bytes(geometry: Geometry, ring_width: int) -> int:
+    def kv_bytes(geometry: Geometry, ring_width: int, rings: bool = rings) -> int:
         sizes = options.batch, options.max_length, weights.float_bytes
         return geometry.kv_bytes(*sizes, ring_width * rings) + cross_bytes + features
 
@@ -349,6 +358,8 @@ def _model(
         engine_bytes=engine_bytes,
         kv_bytes=kv_bytes(g, options.max_width),
         whole_kv_bytes=kv_bytes(_unwindowed(g), options.max_width),
+        ring_kv_bytes=kv_bytes(g, options.max_width, not is_head),
+        keeper=f"{model.backend}{' without kernels' * lacks}",
         seen_bytes=kv_bytes(g, 1),
         working_bytes=_working(options, shape, max_source),
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
