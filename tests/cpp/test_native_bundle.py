@@ -78,6 +78,9 @@ DAMAGE: list[tuple[str, Any, str]] = [
     ("target/geometry/memories", [{"kind": "attention", "kv_heads": 2}], "has no width"),
     ("target/geometry/memories", [{"kind": "recurrent", "kv_heads": 3, "key_heads": 2}],
      "key_heads is 2; expected a divisor of kv_heads, 3"),
+    ("draft/geometry/memories",
+     [{"kind": "lent", "kv_heads": 1, "key_width": 8, "value_width": 8, "owner": 1}],
+     "a layer reads what no layer of the target keeps; expected one of the same sizes there"),
     ("draft/engine", "other", 'files lacks "other"; expected it'),
     ("draft/kind", "medusa", f'kind is ("", "medusa"); expected one of ({KINDS})'),
     ("target/kind", "eagle3", "the target is a head or has a vocab_map; expected a language model"),
@@ -165,9 +168,8 @@ TRIMMED: Document = {"kind": "", "vocab_map": "tokenizer.json"}
            0 if backend == "ort-cpu" else 7, f"has {said}, which the native")
           for said, draft in (("a head", HEAD), ("a draft that scores some entries only", TRIMMED))
           for backend in ("tensorrt", "tensorrt-rtx", "ort-cpu")),
-        *(({"target/features": 8, "draft": {**HEAD, "kind": kind}}, 4,
-           f"{does} ({kind}), which the native library does not run")
-          for kind, does in (("dflash", "drafts blocks"), ("gemma4_assistant", "keys and values"))),
+        ({"target/features": 8, "draft": {**HEAD, "kind": "dflash"}}, 4,
+         "drafts blocks (dflash), which the native library does not run"),
     ],
     ids=str,
 )  # fmt: skip

@@ -61,13 +61,10 @@ Release release(const std::string& text) {
 // Refuse a draft that this library does not run, or on a CPU only.
 void check_draft(const std::string& folder, const Manifest& manifest) {
   const std::string kind = manifest.draft ? manifest.draft->kind : "";
-  const std::string what = kind == "dflash"             ? "drafts blocks"
-                           : kind == "gemma4_assistant" ? "attends to its target's keys and values"
-                                                        : "";
-  if (!what.empty())
-    refuse(folder + " has a head that " + what + " (" + kind +
-           "), which the native library does not run yet; use the Python package or the hosted "
-           "library, or build it with a head of EAGLE-3");
+  if (kind == "dflash")
+    refuse(folder +
+           " has a head that drafts blocks (dflash), which the native library does not run yet; "
+           "use the Python package or the hosted library, or build it with a head of EAGLE-3");
   if (!manifest.draft || manifest.draft->backend == "ort-cpu") return;
   if (manifest.draft->kind.empty() && manifest.draft->vocab_map.empty()) return;
   const std::string which =

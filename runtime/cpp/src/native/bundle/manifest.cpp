@@ -68,6 +68,15 @@ void check_kinds(const Manifest& m) {
             "the head reads features of width " + std::to_string(m.draft->features) +
                 ", and the target leaves " + std::to_string(m.target.features) +
                 "; expected one width of both");
+  const std::vector<LayerMemory>& kept = m.target.geometry.memories;
+  for (const ModelRecord* model : {&m.target, m.draft ? &*m.draft : nullptr})
+    for (const LayerMemory& own : model ? model->geometry.memories : std::vector<LayerMemory>()) {
+      const auto owner = static_cast<std::size_t>(own.owner);
+      require(
+          own.kind != LayerMemory::Kind::lent || (owner < kept.size() && kept[owner].lends(own)),
+          "a layer reads what no layer of the target keeps; expected one of the same sizes "
+          "there");
+    }
 }
 
 void check_shape(const std::string& role, const Geometry& shape) {
@@ -76,7 +85,7 @@ void check_shape(const std::string& role, const Geometry& shape) {
   for (std::size_t layer = 0; layer < shape.memories.size(); layer++) {
     const LayerMemory& own = shape.memories[layer];
     const std::string name = role + ".geometry.memories[" + std::to_string(layer) + "]";
-    if (own.kind == LayerMemory::Kind::attention)
+    if (own.kind == LayerMemory::Kind::attention || own.kind == LayerMemory::Kind::lent)
       require(own.kv_heads > 0 && shape.heads % own.kv_heads == 0,
               name + ".kv_heads is " + std::to_string(own.kv_heads) +
                   "; expected a divisor of heads, " + std::to_string(shape.heads));
@@ -175,11 +184,14 @@ LayerMemory read_memory(const Fields& fields, std::size_t layer,
   memory.value_width = static_cast<int>(size("value_width"));
   memory.window = static_cast<int>(size("window"));
   memory.key_heads = static_cast<int>(size("key_heads"));
-  const std::int64_t owner = size("owner");
-  const bool is_earlier = owner < static_cast<std::int64_t>(layer);
+  memory.owner = static_cast<int>(size("owner"));
+  const auto owner = static_cast<std::size_t>(memory.owner);
   using Kind = LayerMemory::Kind;
-  if (memory.kind == Kind::shared &&
-      (!is_earlier || earlier[static_cast<std::size_t>(owner)].kind != Kind::attention))
+  const auto attends = [&] {
+    return owner < layer &&
+           (earlier[owner].kind == Kind::attention || earlier[owner].kind == Kind::lent);
+  };
+  if (memory.kind == Kind::shared && !attends())
     throw std::runtime_error(fields.place("owner") + " is " + std::to_string(owner) +
                              "; expected an earlier layer that attends");
   return memory;

@@ -27,6 +27,7 @@ class HeadEngine : public Engine {
   const Geometry& geometry() const override { return engine_->geometry(); }
   std::size_t max_length() const override { return engine_->max_length(); }
   std::size_t max_width() const override { return engine_->max_width(); }
+  bool remembers() const override { return geometry().lent().empty(); }
 
  private:
   Output pass(const Token* tokens, std::size_t width, std::size_t start, std::size_t rows,

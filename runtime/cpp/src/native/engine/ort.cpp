@@ -164,6 +164,13 @@ class OrtEngine : public Engine {
     return settings_.head || width_ == 0 ? nullptr : features_.as<float>();
   }
   float* hidden() override { return settings_.head ? passed_.as<float>() : nullptr; }
+  LentBuffer lent(const std::string& name) const override {
+    for (const Cache& cache : caches_)
+      if (cache.name == name) return {cache.memory.get(), cache.shape};
+    return {};
+  }
+  // Read buffers of a target in place.
+  void borrow(const Engine& target);
   std::size_t rewind() const override {
     const std::size_t least = back_ > 0 && written_ > back_ ? written_ - back_ : 0;
     return bases_.empty() ? least : std::max(least, held());
@@ -185,6 +192,7 @@ class OrtEngine : public Engine {
     return base < 0 ? max_length() : static_cast<std::size_t>(base);
   }
   void allocate();
+  void check_shape(const std::string& name, const Shape& shape) const;
   void check_ports() const;
   void check(std::size_t width, std::size_t start, std::size_t rows) const;
   void note(std::size_t width, std::size_t start);
@@ -194,8 +202,9 @@ class OrtEngine : public Engine {
   const OrtSettings settings_;
   std::vector<Cache> caches_;
   std::vector<Cache> bases_;  // of the states of recurrent layers: what they hold of the text
-  std::size_t back_ = 0;      // positions before its end that a text may go on from; 0: all of them
-  std::size_t written_ = 0;   // the end of what was written since the text began
+  std::map<std::string, LentBuffer> borrowed_;
+  std::size_t back_ = 0;     // positions before its end that a text may go on from; 0: all of them
+  std::size_t written_ = 0;  // the end of what was written since the text began
   Buffer tokens_;
   Buffer slots_;
   Buffer positions_;
@@ -225,12 +234,7 @@ void OrtEngine::allocate() {
         one.fixed > 0 ? Shape{settings_.batch, one.heads, one.fixed, tiles(one.width) * tile}
         : is_key      ? Shape{settings_.batch, one.heads, groups, one.width, tile}
                       : Shape{settings_.batch, one.heads, groups * tile, tiles(one.width) * tile};
-    const auto entry = session_->inputs().find(one.name);
-    const OrtPort port = entry == session_->inputs().end() ? OrtPort{} : entry->second;
-    if (port.shape != shape || port.type != kFloat)
-      throw Failure(SPECRT_ENGINE, "the engine's " + one.name + " has shape " + listed(port.shape) +
-                                       ", and the manifest says " + listed(shape) +
-                                       "; they do not belong together: build the bundle again");
+    check_shape(one.name, shape);
     caches_.push_back({one.name, shape, Buffer(items_of(shape), sizeof(float))});
     if (one.fixed > 0)
       bases_.push_back({"base" + one.name.substr(one.name.find('.')), Shape{settings_.batch},
@@ -238,6 +242,29 @@ void OrtEngine::allocate() {
     if (one.fixed > 0 || one.ring > 0 || positions >= settings_.max_length) continue;
     const std::size_t kept = positions - static_cast<std::size_t>(one.seen) + 1;
     back_ = back_ == 0 ? kept : std::min(back_, kept);
+  }
+  // A head may see one key more than its target, further back.
+  if (back_ > 0 && features() != nullptr) --back_;
+}
+
+void OrtEngine::check_shape(const std::string& name, const Shape& shape) const {
+  const auto entry = session_->inputs().find(name);
+  const OrtPort port = entry == session_->inputs().end() ? OrtPort{} : entry->second;
+  if (port.shape == shape && port.type == kFloat) return;
+  throw Failure(SPECRT_ENGINE, "the engine's " + name + " has shape " + listed(port.shape) +
+                                   ", and the manifest says " + listed(shape) +
+                                   "; they do not belong together: build the bundle again");
+}
+
+void OrtEngine::borrow(const Engine& target) {
+  for (const auto& [name, own] : settings_.geometry.lent()) {
+    const LentBuffer lent = target.lent(own);
+    if (lent.data == nullptr)
+      throw Failure(SPECRT_ENGINE, "the draft is a head that reads " + own +
+                                       " of its target, which has no such buffer here; build both "
+                                       "in one bundle of `ort-cpu`");
+    check_shape(name, lent.shape);
+    borrowed_[name] = lent;
   }
 }
 
@@ -306,6 +333,7 @@ Binding& OrtEngine::bound(std::size_t width, std::size_t scored) {
     binding->input(cache.name, {cache.memory.get(), kFloat, cache.shape});
     binding->output("present_" + cache.name, {cache.memory.get(), kFloat, cache.shape});
   }
+  for (const auto& [name, lent] : borrowed_) binding->input(name, {lent.data, kFloat, lent.shape});
   for (const Cache& base : bases_) {
     binding->input(base.name, {base.memory.get(), kInt64, base.shape});
     binding->output("present_" + base.name, {base.memory.get(), kInt64, base.shape});
@@ -342,7 +370,9 @@ class OrtModel : public Model {
       throw Failure(SPECRT_ENGINE,
                     "the draft is a head, and its target leaves no features here; build both in "
                     "one bundle of `ort-cpu`");
-    return std::make_unique<HeadEngine>(engine(), target, settings_.features);
+    auto head = std::make_unique<OrtEngine>(session_, settings_);
+    head->borrow(target);
+    return std::make_unique<HeadEngine>(std::move(head), target, settings_.features);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "params.hpp"
@@ -14,8 +15,9 @@
 namespace specrt::native {
 
 // One thing that a layer keeps of a row from one pass to the next: keys and values; nothing where
-// it reads those of an earlier layer; past inputs of a convolution, of key_width numbers; or a
-// state that each token changes, and what the latest tokens add to it.
+// it reads those of an earlier layer, or in a head those of its target; past inputs of a
+// convolution, of key_width numbers; or a state that each token changes, and what the latest tokens
+// add to it.
 struct LayerMemory {
   enum class Kind { attention, shared, conv, recurrent, lent };
   Kind kind = Kind::attention;
@@ -24,6 +26,13 @@ struct LayerMemory {
   int value_width = 0;
   int window = 0;     // latest positions that a token sees; 0: all
   int key_heads = 0;  // of a recurrent layer
+  int owner = 0;      // whose keys and values are read: an earlier layer, or the target's
+
+  // Whether it keeps the keys and values that a head reads.
+  bool lends(const LayerMemory& lent) const {
+    return kind == Kind::attention && kv_heads == lent.kv_heads && key_width == lent.key_width &&
+           value_width == lent.value_width && window == lent.window;
+  }
 };
 
 // Latest positions of a row that are not part of its states yet, at most.
@@ -84,6 +93,24 @@ struct Geometry {
     }
     return found;
   }
+
+  // The tensors that a head reads of its target, by name, and their names there.
+  std::vector<std::pair<std::string, std::string>> lent() const {
+    std::vector<std::pair<std::string, std::string>> found;
+    for (std::size_t index = 0; index < memories.size(); index++) {
+      if (memories[index].kind != LayerMemory::Kind::lent) continue;
+      for (const std::string kind : {"key.", "value."})
+        found.emplace_back(kind + std::to_string(index),
+                           kind + std::to_string(memories[index].owner));
+    }
+    return found;
+  }
+};
+
+// What a target remembers under a name, where a head can read it in place.
+struct LentBuffer {
+  void* data = nullptr;  // none where there is nothing
+  std::vector<std::int64_t> shape;
 };
 
 // Scores that are not there as rows of the vocabulary, as those on a device: all rows are made at
@@ -130,6 +157,9 @@ class Engine {
   // What the graph of a head reads next to each token of the next pass, [max_width, features], to
   // be filled in before it; nullptr where it reads nothing.
   virtual float* hidden() { return nullptr; }
+  virtual LentBuffer lent(const std::string&) const { return {}; }
+  // Whether it keeps what it is fed; a head that reads its target's keys keeps nothing.
+  virtual bool remembers() const { return true; }
 };
 
 // A compiled model whose weights are loaded once, for any number of engines. Any thread.

@@ -26,6 +26,7 @@ ModelDrafter::ModelDrafter(const Drafting& drafting, std::shared_ptr<GammaPolicy
 
 Proposal ModelDrafter::propose(const std::vector<Token>& tokens, std::size_t room) {
   const int chosen = gamma_->choose();
+  if (!cache_.engine->remembers()) cache_.length = tokens.size() - 1;
   if (chosen <= 0 || room == 0 || cache_.length >= tokens.size()) return {};
   const auto lacking = tokens.begin() + static_cast<std::ptrdiff_t>(cache_.length);
   std::vector<Token> pending(lacking, tokens.end());
@@ -50,7 +51,9 @@ void ModelDrafter::observe(const std::vector<Token>& tokens, const Round& round)
 Output ModelDrafter::feed(const std::vector<Token>& pending, std::size_t position,
                           std::size_t drafted) {
   if (!is_head_ || drafted == 0) return cache_.feed(pending, 1);
-  return cache_.engine->forward_recursive(pending.front(), position + drafted - 1);
+  // What a head drafts that keeps nothing has no keys: it stands where the last token does.
+  const std::size_t kept = cache_.engine->remembers() ? drafted : 0;
+  return cache_.engine->forward_recursive(pending.front(), position + kept - 1);
 }
 
 // Feed what the cache lacks, then one drafted token at a time.
