@@ -22,9 +22,9 @@ from specrt_export.heads.head_checkpoint import (
     HeadCheckpoint,
     HeadSizes,
     behind,
-    check_inputs,
     check_shapes,
     check_target,
+    inputs_of,
     stored_weights_of,
     with_shared,
 )
@@ -268,7 +268,7 @@ def _inputs(
     `target_layer_ids` are layers whose outputs it reads, -1 the embeddings;
     `aux_hidden_state_layer_ids` those whose inputs.
     """
-    options, guess = _options(checkpoint), ""
+    options = _options(checkpoint)
     there = target.number("num_hidden_layers")
     trained = options.get("num_target_layers")
     if trained not in (None, there):
@@ -276,23 +276,11 @@ def _inputs(
             f"{checkpoint.origin} was trained for a target of {trained} layers, and "
             f"{target.origin} has {there}; name its own target"
         )
+    first, last = 1, there - 3
+    steps = [first + i * (last - first) / max(1, count - 1) for i in range(count)]
+    usual = [1 + (there // 2 if count == 1 else round(step)) for step in steps]
     read, made = options.get("aux_hidden_state_layer_ids"), options.get("target_layer_ids")
-    ids: Any
-    if asked:
-        ids = asked
-    elif read is not None:
-        ids = read
-    elif made is not None:
-        ids = behind(made)
-    else:
-        first, last = 1, there - 3
-        steps = [first + i * (last - first) / max(1, count - 1) for i in range(count)]
-        ids = [1 + (there // 2 if count == 1 else round(step)) for step in steps]
-        guess = (
-            f"{checkpoint.origin} does not say which layers it reads; taken for the inputs of "
-            f"{', '.join(map(str, ids))}, as most are trained: `layers` in [draft] says others"
-        )
-    return check_inputs(checkpoint, ids, there), guess
+    return inputs_of(checkpoint, there, (asked or None, read, behind(made)), usual)
 
 
 def shapes_of(config: BlockConfig) -> dict[str, tuple[int, ...]]:

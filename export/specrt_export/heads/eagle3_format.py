@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
@@ -18,9 +18,9 @@ from specrt_export.heads.head_checkpoint import (
     HeadCheckpoint,
     HeadSizes,
     behind,
-    check_inputs,
     check_shapes,
     check_target,
+    inputs_of,
     stored_weights_of,
     with_shared,
 )
@@ -92,7 +92,10 @@ def _read_config(
             f"{origin} has no fc.weight and hidden_norm.weight, which an EAGLE-3 head has; "
             "earlier kinds of heads are not supported: train one of EAGLE-3"
         )
-    ids, guess = _inputs(checkpoint, target.number("num_hidden_layers"), layers)
+    there, old = target.number("num_hidden_layers"), config.get("eagle_config")
+    outputs = old.get(_IDS) if isinstance(old, dict) else None
+    named = layers or None, config.get(_IDS), behind(outputs)
+    ids, guess = inputs_of(checkpoint, there, named, (2, there // 2, there - 3))
     scored = checkpoint.number("truncated_vocab_size", config, vocabulary)
     scored = checkpoint.number(SIZE, config, scored)
     if layer.get("rope_theta") is None and layer.get("rope_parameters") is None:
@@ -102,29 +105,6 @@ def _read_config(
         layer, count, vocabulary, scored, width, target.number("hidden_size"),
         ids, **flags,
     ), guess  # fmt: skip
-
-
-def _inputs(
-    checkpoint: Checkpoint, there: int, asked: tuple[int, ...]
-) -> tuple[tuple[int, ...], str]:
-    """Return the layers whose inputs a head reads, and why they are a guess if they are."""
-    config, guess = checkpoint.config, ""
-    told, nested = config.get(_IDS), config.get("eagle_config")
-    outputs = nested.get(_IDS) if isinstance(nested, dict) else None
-    ids: Any
-    if asked:
-        ids = asked
-    elif told is not None:
-        ids = told
-    elif outputs is not None:
-        ids = behind(outputs)
-    else:
-        ids = (2, there // 2, there - 3)
-        guess = (
-            f"{checkpoint.origin} does not say which layers it reads; taken for the inputs of "
-            f"{', '.join(map(str, ids))}, as most are trained: `layers` in [draft] says others"
-        )
-    return check_inputs(checkpoint, ids, there), guess
 
 
 def shapes_of(config: HeadConfig) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -110,11 +110,21 @@ def behind(outputs: Any) -> Any:
     return [i + 1 if type(i) is int else i for i in outputs]
 
 
-def check_inputs(checkpoint: Checkpoint, ids: Any, there: int) -> tuple[int, ...]:
-    """Return the layers whose inputs a head reads, of a target of `there` layers.
+def inputs_of(
+    checkpoint: Checkpoint, there: int, named: Sequence[Any], usual: Sequence[int]
+) -> tuple[tuple[int, ...], str]:
+    """Return the layers whose inputs a head reads, and why they are a guess if they are.
 
+    Of what `named` may say the first that is there counts, then the `usual` layers.
     Raises: CheckpointError for what is not a list, none, and for layers that are not there.
     """
+    ids, guess = next((one for one in named if one is not None), None), ""
+    if ids is None:
+        ids = usual
+        guess = (
+            f"{checkpoint.origin} does not say which layers it reads; taken for the inputs of "
+            f"{', '.join(map(str, ids))}, as most are trained: `layers` in [draft] says others"
+        )
     ids = list(ids) if isinstance(ids, tuple) else ids
     known = isinstance(ids, list) and all(type(i) is int and 0 <= i < there for i in ids)
     if not known or not ids:
@@ -122,7 +132,7 @@ def check_inputs(checkpoint: Checkpoint, ids: Any, there: int) -> tuple[int, ...
             f"{checkpoint.origin} reads the inputs of layers {ids!r} of a target of {there}; "
             f"expected numbers from 0 to {there - 1}: set `layers` in [draft]"
         )
-    return tuple(ids)
+    return tuple(ids), guess
 
 
 def with_shared(
