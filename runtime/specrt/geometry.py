@@ -19,10 +19,15 @@ ATTENTION, SHARED, CONV, LENT, RECURRENT = KINDS = (
 head, keys and values of a layer of its target; a state that each token changes."""
 STATE, FACTORS = "state", "factors"
 """What a recurrent layer keeps: its state, and the factors of what later tokens add to it."""
-BASE = "base"
-"""The input [B] that says up to which position the states of a row hold its text."""
+BASE, NEXT_BASE = "base", "next_base"
+"""The inputs [B] that say up to which position the states of a row hold its text, and up to which
+they do after a pass."""
 TAKEN_BACK = 32
 """Latest positions of a row that are not part of its states yet, at most: what a round writes."""
+
+LAG = TAKEN_BACK // 2
+"""Latest positions that are not part of a draft's states, at least: it takes back what several
+passes wrote, and a target what one did."""
 
 
 def is_ring(name: str) -> bool:
@@ -31,6 +36,20 @@ def is_ring(name: str) -> bool:
     Others hold every position of a row, or are a state.
     """
     return name.startswith((f"{CONV}.", f"{FACTORS}."))
+
+
+EXACT = STATE, FACTORS
+"""Buffers that are fp32, whatever an engine computes in."""
+
+
+def is_exact(name: str) -> bool:
+    """Tell whether a buffer is one of `EXACT`."""
+    return name.partition(".")[0] in EXACT
+
+
+def moves(name: str) -> bool:
+    """Tell whether a buffer, next to states, is read whole and written whole without rings."""
+    return is_ring(name) or is_exact(name)
 
 
 GROUP = 16
@@ -184,9 +203,19 @@ class Geometry:
         return own == (replace(lent, kind=ATTENTION, owner=0),)
 
     @property
+    def in_place(self) -> list[str]:
+        """Its own buffers that passes write in part, where there are no rings."""
+        return [name for name in self.buffers if not (self.recurs and moves(name))]
+
+    @property
     def recurs(self) -> bool:
         """Whether a layer has a state, which holds what lies before a `base` of each row."""
         return any(one.kind == RECURRENT for one in self.memories)
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The inputs of an engine's graph that say how far states hold a row, where there are."""
+        return (BASE, NEXT_BASE) if self.recurs else ()
 
     def attention(self, own: LayerMemory) -> LayerMemory:
         """Return the keys and values of a memory: its own, or those it shares."""
@@ -197,13 +226,31 @@ class Geometry:
         """The windows of its attention; 0 is none."""
         return {one.window for one in self.memories if one.kind == ATTENTION}
 
+    def positions(self, name: str, max_length: int, ring_width: int = 0) -> int:
+        """Return how many positions a buffer has; see `Buffer.positions`.
+
+        Without rings it has all, but next to states: a window there moves on with them. It begins
+        at their base, or as far before it as a convolution sees.
+        """
+        one = self.inputs[name]
+        if self.recurs and is_ring(name) and not ring_width:
+            return min(one.ring, TAKEN_BACK + one.seen - 1)
+        return one.positions(max_length, ring_width)
+
+    def shapes(self, batch: int, max_length: int) -> dict[str, tuple[int, int, int, int]]:
+        """Return the shapes of its own buffers, and of those that it reads, without rings."""
+        return {
+            name: (batch, one.heads, self.positions(name, max_length), one.width)
+            for name, one in self.inputs.items()
+        }
+
     def kv_bytes(self, batch: int, max_length: int, item_bytes: int, ring_width: int = 0) -> int:
-        """Return the bytes that the memories of all layers take; see `Buffer.positions`."""
-        items = sum(
-            one.heads * one.width * one.positions(max_length, ring_width)
-            for one in self.buffers.values()
-        )
-        return batch * items * item_bytes
+        """Return the bytes that the memories of all layers take; states are fp32."""
+        return batch * sum(
+            one.heads * one.width * self.positions(name, max_length, ring_width)
+            * (4 if is_exact(name) else item_bytes)
+            for name, one in self.buffers.items()
+        )  # fmt: skip
 
     def filled(
         self, batch: int, positions: int, number: float = 0

@@ -19,7 +19,7 @@ from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.protocol import Feed
 from specrt.errors import BuildError
 from specrt.geometry import RECURRENT, Geometry, LayerMemory
-from specrt_export.compile.ort_cpu_compiler import check_gammas, compile_ort_cpu
+from specrt_export.compile.ort_cpu_compiler import compile_ort_cpu
 from specrt_export.lower.lazy_tensor import (
     ENGINE,
     WEIGHTS,
@@ -32,6 +32,7 @@ from specrt_export.lower.lazy_tensor import (
 )
 from specrt_export.precision import Precision
 from specrt_export.quantize.quantizer import quantize
+from support.kernels import without_kernels
 
 
 def test_weights_that_were_widened_are_not_read_to_find_their_format() -> None:
@@ -111,7 +112,15 @@ def test_what_was_in_the_buffers_before_never_shows(
 @pytest.mark.parametrize(("role", "most"), [("target", 31), ("draft", 18)])
 def test_more_tokens_than_states_take_back_are_not_drafted(role: str, most: int) -> None:
     recurs = Geometry(0, 160, 512, 1, (LayerMemory(RECURRENT, 4, 8, 8, key_heads=2),))
-    check_gammas(recurs, most, role)
-    check_gammas(Geometry.uniform(1, 1, 1, 1, 160, 512), most + 1, role)
+    fine, more = (Lowering("ort-cpu").recipe(gammas=(n,)).models[role] for n in (most, most + 1))
+    fine.check_states(recurs)
+    more.check_states(Geometry.uniform(1, 1, 1, 1, 160, 512))
     with pytest.raises(BuildError, match=f"reaches {most + 1}, .* up to {most} .*lower it"):
-        check_gammas(recurs, most + 1, role)
+        more.check_states(recurs)
+    if role == "target":
+        with pytest.raises(BuildError, match=r"engine\.batch is 2, and tensorrt runs .* one row"):
+            Lowering("tensorrt", batch=2).recipe().models[role].check_states(recurs)
+        with without_kernels(), pytest.raises(BuildError, match="kernels are missing"):
+            fine.check_states(recurs)
+        with pytest.raises(BuildError, match="not on ONNX Runtime's own operators"):
+            Lowering("ort-cuda").recipe().models[role].check_states(recurs)

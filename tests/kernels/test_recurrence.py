@@ -151,7 +151,7 @@ class Text:
         return np.stack([self.y[r][p] for r, p in zip(fed.slots, fed.positions, strict=True)])
 
 
-def rounds(text: Text, layer: Layer, seed: int) -> Iterator[Pass]:
+def rounds(text: Text, layer: Any, seed: int) -> Iterator[Pass]:
     """Read all rows by passes of random widths, of which a random part is kept."""
     rng, rows = np.random.default_rng(seed), text.case.rows
     starts = np.zeros(rows, np.int64)

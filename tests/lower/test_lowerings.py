@@ -13,7 +13,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from lower.lowering import LOWERINGS, Case, Lowering, lowered
+from lower.lowering import LOWERINGS, Case, Lowering, findings, lowered
 from lower.test_half import stays_on_device
 from portable.zoo import (
     MEMORIES,
@@ -27,7 +27,7 @@ from portable.zoo import (
     matrix,
 )
 from specrt.errors import BuildError
-from specrt.geometry import ATTENTION, CONV, SHARED
+from specrt.geometry import ATTENTION, CONV, NEXT_BASE, SHARED
 from specrt_export.lower.canonical import split_heads
 from specrt_export.lower.lazy_tensor import (
     INLINE_BYTES,
@@ -158,7 +158,8 @@ def test_layers_that_remember_in_other_ways_run_on_a_cpu(
     matrix(
         [name for name in MEMORIES if name not in RECURRENT],
         ["contrib", "cuda-fp16", "tensorrt", "tensorrt-old-rows"],
-    ),
+    )
+    + matrix(RECURRENT, ["tensorrt-old", "tensorrt"]),
 )
 def test_layers_that_remember_in_other_ways_run_without_the_kernels(
     lower: Callable[[str, str], Case], name: str, how: str
@@ -174,13 +175,28 @@ def test_layers_that_remember_in_other_ways_run_without_the_kernels(
     assert stays_on_device(case.model) or how != "cuda-fp16"
     if how.startswith("tensorrt"):
         assert {n.op_type for n in nodes} <= {s.name for s in onnx.defs.get_all_schemas()}
+        assert findings(case.lowered.folder, (10, 3) if "old" in how else (11, 0)) == []
 
 
-@pytest.mark.export
-@pytest.mark.parametrize("how", ["cpu", "cuda-fp16", "tensorrt"])
-def test_recurrent_states_need_the_kernels(lower: Callable[[str, str], Case], how: str) -> None:
-    with without_kernels(), pytest.raises(BuildError, match="recurrent state"):
-        lower("qwen3_5", how)
+def one_more(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.op_type == "Less" and node.input[1] == NEXT_BASE:
+            node.op_type = "LessOrEqual"
+
+
+def one_less(graph: onnx.GraphProto) -> None:
+    one = onnx.numpy_helper.from_array(np.array([1]), "one.less")
+    graph.initializer.append(one)
+    for node in graph.node:
+        if node.op_type == "Less" and node.input[1] == NEXT_BASE:
+            node.input[1] = "before"
+    graph.node.insert(0, onnx.helper.make_node("Sub", [NEXT_BASE, one.name], ["before"]))
+
+
+def decay_of_another(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        if node.op_type == "CumSum":
+            node.attribute.append(onnx.helper.make_attribute("exclusive", 1))
 
 
 def test_attention_that_only_reads_needs_a_newer_runtime(

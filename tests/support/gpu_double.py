@@ -747,7 +747,8 @@ class GraphDouble(EngineDouble):
         inputs = [name for name, tensor in self.tensors.items() if tensor.is_input]
         for name in () if self.record.part else self.geometry.buffers:
             same = addresses[name] == addresses[f"present_{name}"]
-            assert same is (self.record.form == NATIVE), f"{name} is updated elsewhere"
+            in_place = self.record.form == NATIVE and name in self.geometry.in_place
+            assert same is in_place, f"{name} is updated elsewhere"
         feed = {name: self._bytes(addresses, name, width, rows).copy() for name in inputs}
         names = [output.name for output in self._session.get_outputs()]
         for name, made in zip(names, self._session.run(names, feed), strict=True):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specrt.engine.protocol import ConditionedEngine, Engine, Feed, Output, PackedEngine
 from specrt.errors import BuildError, ExportError
-from specrt.geometry import Geometry
+from specrt.geometry import TAKEN_BACK, Geometry
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.scored_entries import model_entries
 from specrt_export.checkpoint.task import SPEECH, ModelTask
@@ -77,9 +77,10 @@ def check_engine(
     errors = [comparison.run(tokens, at) for at in _fitting(near, engine.max_width)]
     if isinstance(engine, LoweredEngine):
         filled = near[0][1]
-        reference.repeat(filled)
-        engine.repeat(filled)
-        errors += [comparison.run(tokens, (reach - width, width)) for width in widths]
+        far = sorted(reach - width for width in widths)
+        reference.repeat(filled, far[0])
+        engine.repeat(filled, far[0])
+        errors += [comparison.run(tokens, (start, reach - start)) for start in far]
     if isinstance(engine, PackedEngine):
         comparison.condition(_FAR_AND_NEAR[::-1])
         errors += comparison.run_ragged(engine, reach, max(widths))
@@ -110,16 +111,19 @@ def passes(geometry: Geometry, max_length: int, widths: Sequence[int]) -> list[t
 
 
 def past_windows(geometry: Geometry) -> int:
-    """Return how many positions lie past every sliding window of up to 512.
+    """Return how many positions lie past every sliding window of up to 512, and in states.
 
     Going past wider ones takes too long; their layers are compared only within them.
     """
-    return max((w for w in geometry.windows if w <= 512), default=0) + 24
+    windows = [w for w in geometry.windows if w <= 512]
+    return max([TAKEN_BACK] * geometry.recurs + windows, default=0) + 24
 
 
 def reachable(engine: Engine, least: int) -> int:
     """Return the length of buffers that the portable graph has memory for."""
-    position = engine.geometry.kv_bytes(engine.batch, 1, KV_BYTES["fp32"])
+    buffers = engine.geometry.buffers.values()
+    position = sum(one.heads * one.width for one in buffers if not one.fixed)
+    position *= engine.batch * KV_BYTES["fp32"]
     return min(engine.max_length, max(least, FAR_BYTES // position))
 
 

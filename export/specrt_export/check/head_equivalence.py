@@ -115,8 +115,8 @@ def check_head_engine(
     worst = _compare(reference, engine, near, compute)
     if isinstance(engine, LoweredHead):
         filled = near[0][1]
-        reference.repeat(filled)
-        engine.repeat(filled)
+        reference.repeat(filled, 0)
+        engine.repeat(filled, 0)
         far = [(reach - 2 - width, width) for width in widths]
         worst = max(worst, _compare(reference, engine, far, compute))
     return worst

@@ -25,7 +25,7 @@ from specrt.engine.tensorrt.engine_record import (
     SourceShape,
 )
 from specrt.errors import BuildError
-from specrt.geometry import CONV
+from specrt.geometry import BASE, CONV, EXACT, NEXT_BASE, moves
 from specrt_export.compile.monitor import printable
 from specrt_export.recipe.recipe_tables import PlanOptions
 
@@ -224,16 +224,17 @@ def contract(network: Any, form: str, attentions: int, unmasked: int = 0) -> Con
         if form == "native":
             _check_masks(network, attentions, unmasked)
         return _source_contract(inputs, outputs)
-    caches = _caches(inputs)
+    caches, recurs = _caches(inputs), BASE in inputs
     present = [f"present_{name}" for name in caches]
     cross = [f"cross_{name}" for name in caches] if SOURCE_LENGTH in inputs else []
     conditions = [SOURCE_LENGTH, *cross] if cross else []
+    conditions += [BASE, NEXT_BASE] if recurs else []
     _check_names("input", inputs, [*_INPUTS, *caches, *conditions], (KV_LENGTH, HIDDEN))
     _check_names("output", outputs, [*_OUTPUTS, *present], _OPTIONAL)
     if not caches:
         raise BuildError("the graph has no KV buffers (key.0, value.0); nothing could be kept")
     if form == "native":
-        _check_caches(network, caches)
+        _check_caches(network, [name for name in caches if not (recurs and moves(name))])
         _check_masks(network, attentions)
     best = outputs.get("candidates.values")
     handed = {name: _states(name, {**inputs, **outputs}) for name in (FEATURE, HIDDEN, STATE)}
@@ -259,7 +260,7 @@ def _caches(inputs: Iterable[str]) -> list[str]:
     parts = [name.partition(".")[::2] for name in inputs]
     attending = dict.fromkeys(at for kind, at in parts if kind in ("key", "value"))
     pairs = [f"{kind}.{at}" for at in attending for kind in ("key", "value")]
-    return pairs + [f"{kind}.{at}" for kind, at in parts if kind == CONV]
+    return pairs + [f"{kind}.{at}" for kind, at in parts if kind in (CONV, *EXACT)]
 
 
 def _source_contract(inputs: dict[str, Any], outputs: dict[str, Any]) -> Contract:

@@ -22,7 +22,7 @@ from specrt.engine.ort.kernels import CONTRIB, LAYOUT, missing_kernels
 from specrt.engine.ort.ort_engine import packed_shape, silent_options
 from specrt.engine.protocol import Engine
 from specrt.errors import BuildError, first_line
-from specrt.geometry import TAKEN_BACK, Geometry
+from specrt.geometry import LAG, Geometry
 from specrt_export.compile.compiler import (
     CompiledModel,
     GraphSource,
@@ -78,7 +78,7 @@ class OrtCpuCompiler:
     def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
         options, role = self.model.engine, self.model.role
-        check_gammas(geometry_of(read_graph(source.graph)), options.widest - 1, role)
+        self.model.check_states(geometry_of(read_graph(source.graph)))
         return compile_ort_cpu(
             source.graph,
             source.weights,
@@ -167,25 +167,6 @@ def move_engine(lowered: LoweredModel, out: Path) -> CompiledModel:
             if (lowered.folder / name).is_file():
                 shutil.move(lowered.folder / name, out / name)
     return CompiledModel(ENGINE, lowered.weight_bytes, lowered.encoder)
-
-
-LAG = TAKEN_BACK // 2
-"""Latest positions that are not part of the states of a recurrent draft: it takes back what several
-passes wrote, and a target what one did."""
-
-
-def check_gammas(geometry: Geometry, gamma: int, role: str) -> None:
-    """Refuse to draft more tokens than the states of a model can take back.
-
-    A draft has written all but the last two when its states reach past the first.
-    Raises: BuildError.
-    """
-    most = LAG + 2 if role == "draft" else TAKEN_BACK - 1
-    if geometry.recurs and gamma > most:
-        raise BuildError(
-            f"engine.gammas reaches {gamma}, and a {role} with recurrent states takes back up to "
-            f"{most} drafted tokens; lower it"
-        )
 
 
 def compile_ort_cpu(

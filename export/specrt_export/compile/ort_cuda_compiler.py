@@ -43,6 +43,7 @@ class OrtCudaCompiler:
     def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
         options = self.model.engine
+        self.model.check_states(geometry_of(read_graph(source.graph)))
         return compile_ort_cuda(
             source.graph,
             source.weights,

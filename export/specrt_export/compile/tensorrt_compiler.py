@@ -30,6 +30,7 @@ from specrt.engine.protocol import (
     Tokens,
     check_bounds,
 )
+from specrt.engine.state_bases import StateBases
 from specrt.engine.tensorrt.engine_record import (
     CROSS,
     ENCODER,
@@ -45,7 +46,7 @@ from specrt.engine.tensorrt.engine_record import (
 )
 from specrt.engine.tensorrt.library import NATIVE, Library, open_library, parse_version
 from specrt.errors import BuildError, first_line
-from specrt.geometry import Geometry
+from specrt.geometry import BASE, NEXT_BASE, Geometry
 from specrt.speculation.drafters import PENDING
 from specrt.system.gpu import survey
 from specrt.system.memory import available_bytes
@@ -161,6 +162,7 @@ class TensorRtCompiler:
         geometry = geometry_of(portable)
         compute = compute_type(self.model.precision.layers)
         check_length(geometry, options.max_length, source.weights)
+        self.model.check_states(geometry)
         sources = source_of(portable)
         positions = 0
         if sources is not None:
@@ -173,7 +175,7 @@ class TensorRtCompiler:
             candidates=0 if scored_entries(portable) is not None else self._candidates(geometry),
             confidence=self.model.role == "draft",
             grouped_queries=self.model.tensorrt.grouped_queries,
-            reads_prefix=bool(self.kv_lengths), max_source=positions,
+            reads_prefix=bool(self.kv_lengths), max_source=positions, max_width=options.max_width,
         )  # fmt: skip
         lowered = lower_tensorrt(portable, stored_weights(portable, source.weights), target)
         folder.mkdir(parents=True)
@@ -225,7 +227,7 @@ class TensorRtCompiler:
                 make = partial(LoweredEncoderDecoder, lowered.encoder)
             engine = make(
                 path, lowered.geometry, batch=options.batch, max_length=options.max_length,
-                kv_lengths=self.kv_lengths,
+                kv_lengths=self.kv_lengths, max_width=options.max_width,
             )  # fmt: skip
             try:
                 is_head = lowered.engine_kind == CHAIN_HEAD
@@ -398,22 +400,25 @@ class LoweredEngine:
 
     KV buffers are handed in and taken back in every pass, so both forms of caches run here.
     `kv_lengths` are what passes may read of them, where they say so. `features` are those that a
-    target leaves, [B, M, H] f32; None where it has no head.
+    target leaves, [B, M, H] f32; None where it has no head. With states passes have up to
+    `max_width` tokens, others any number.
     """
 
     def __init__(
         self, path: Path, geometry: Geometry, *, batch: int, max_length: int,
-        kv_lengths: Sequence[int] = (),
+        kv_lengths: Sequence[int] = (), max_width: int = 0,
     ) -> None:  # fmt: skip
         self.geometry = geometry
         self.batch = batch
-        self.max_length = self.max_width = self.max_rows = max_length
+        self.max_length = max_length
+        self.max_width = self.max_rows = max_width if geometry.recurs else max_length
+        self._bases = StateBases(batch)
         self._path, self._kv_lengths = path, kv_lengths
         self._session = _session(path)
         self._names = [output.name for output in self._session.get_outputs()]
         left = widths(self._session.get_outputs()).get("feature")
         self.features = np.zeros((batch, max_length, left), np.float32) if left else None
-        self.traits = EngineTraits(features=self.features)
+        self.traits = EngineTraits(features=self.features, rewind=self._bases.least)
         self._caches = {
             value.name: np.zeros(value.shape, _TYPES[value.type])
             for value in self._session.get_inputs()
@@ -440,6 +445,10 @@ class LoweredEngine:
             **self._caches,
             **self._beside(),
         }
+        if self.geometry.recurs:
+            for row, at in enumerate(starts.tolist()):
+                self._bases.advance(row, at, width)
+            feed |= {BASE: self._bases.base, NEXT_BASE: self._bases.next}
         if self._kv_lengths:
             length = least_length(self._kv_lengths, int(starts.max()) + width)
             feed[KV_LENGTH] = np.zeros(length, np.int64)
@@ -457,9 +466,10 @@ class LoweredEngine:
         """Return what a pass reads besides its tokens and KV buffers."""
         return {}
 
-    def repeat(self, filled: int) -> None:
-        """Fill the KV buffers with copies of their first positions, whatever is there."""
-        self._caches = {name: repeated(one, filled) for name, one in self._caches.items()}
+    def repeat(self, filled: int, base: int) -> None:
+        """Fill the KV buffers as `GraphRun.repeat` does."""
+        self._caches = repeated(self.geometry, self._caches, filled)
+        self._bases.next[:] = base
 
     def copy_row(self, source: int, to: int, length: int) -> None:
         """Copy the first positions of a row's KV buffers to another row's."""

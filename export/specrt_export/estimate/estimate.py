@@ -324,6 +324,7 @@ def _model(
             f"{model.recipe}: engine.max_length is {options.max_length}; {model.source.checkpoint} "
             f"was trained for {g.max_positions} positions, so expected at most these"
         )
+    model.check_states(g)
     weights = _Weights(model, shape, encodes=encoder_of != "target")
     if isinstance(stored, Scheme):
         weights = replace(weights, model=_as_if(model, stored))

@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from specrt.geometry import Geometry
+from specrt.geometry import BASE, Geometry
 from specrt_export.lower.attention import fold_query_scale
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
@@ -368,9 +368,9 @@ def _loader(view: GraphView, name: str) -> Callable[[], NDArray[Any]]:
 
 
 _BY_ROW = (
-    "input_ids", "start", "hidden", "context", "previous", "logits", "argmax", "feature", "state",
-    "confidence", "markov", "markov_confidence", "input_features", "length", "source_length",
-    "cross_key", "cross_value",
+    "input_ids", "start", BASE, "hidden", "context", "previous", "logits", "argmax", "feature",
+    "state", "confidence", "markov", "markov_confidence", "input_features", "length",
+    "source_length", "cross_key", "cross_value",
 )  # fmt: skip
 
 CROSS_KEY, CROSS_VALUE = "cross_key", "cross_value"
@@ -389,11 +389,11 @@ def fix_shapes(
 
     With `max_source` also the length of cross keys and values.
     """
+    shapes = geometry.shapes(batch, max_length)
     for value in [*graph.input, *graph.output]:
         dims = value.type.tensor_type.shape.dim
-        buffer = geometry.inputs.get(value.name.removeprefix("present_"))
-        if buffer is not None:
-            sizes = batch, buffer.heads, max_length, buffer.width
+        sizes = shapes.get(value.name.removeprefix("present_"))
+        if sizes is not None:
             for dim, size in zip(dims, sizes, strict=True):
                 dim.dim_value = size
         elif value.name.partition(".")[0] in _BY_ROW:

@@ -11,6 +11,7 @@ from specrt.geometry import CONV
 from specrt_export.lower.lazy_tensor import LazyTensor, computed, joined
 from specrt_export.lower.projections import SPECRT
 from specrt_export.lower.view import GraphView
+from specrt_export.lower.window import Windows
 
 CONVOLUTION = "Convolution"
 """The kernels' operator."""
@@ -60,7 +61,9 @@ def fuse_convolutions(view: GraphView, rows: str, positions: str) -> int:
     return len(layers)
 
 
-def write_out_convolutions(view: GraphView, batch: int, length: int) -> int:
+def write_out_convolutions(
+    view: GraphView, batch: int, length: int, windows: Windows | None = None
+) -> int:
     """Write convolutions out in products and sums; return how many.
 
     ```
@@ -69,8 +72,8 @@ def write_out_convolutions(view: GraphView, batch: int, length: int) -> int:
     z ─ Slice ─ Mul, for each tap ─ Add ─ y
     ```
     The ring becomes a buffer of all `length` positions, which a pass writes from `start` on, as it
-    does keys. Each row of y is computed by itself. TensorRT for RTX 1.7 crashes where the buffer is
-    read before it is written.
+    does keys; or one of the `windows`. Each row of y is computed by itself. TensorRT for RTX 1.7
+    crashes where the buffer is read before it is written.
     Shapes: conv.i [B, 1, M, C]; x [B, S, C]; z [B, taps - 1 + S, C]; y [B, C, S].
     """
     layers = [layer for node in view.nodes("Conv") if (layer := _take_apart(view, node))]
@@ -78,9 +81,14 @@ def write_out_convolutions(view: GraphView, batch: int, length: int) -> int:
     for layer in layers:
         channels, _, taps = layer.weight.shape
         if taps not in past:
-            past[taps] = _places(view, taps - 1, batch, length)
-        update = [layer.ring, view.add("Unsqueeze", [layer.x, _number(view, 1)]), "start"]
-        written = view.add("TensorScatter", update, outputs=[f"present_{layer.ring}"], axis=-2)
+            places = _places(view, taps - 1, batch, length)
+            past[taps] = windows.ahead(taps - 1) if windows else places
+        new = view.add("Unsqueeze", [layer.x, _number(view, 1)])
+        if windows:
+            written = windows.move(layer.ring, layer.ring, new, taps - 1)
+        else:
+            update = [layer.ring, new, "start"]
+            written = view.add("TensorScatter", update, outputs=[f"present_{layer.ring}"], axis=-2)
         before = _read_past(view, written, past[taps], (batch, taps - 1, channels), length)
         inputs = view.add("Concat", [before, layer.x], axis=1)
         _convolve(view, layer, inputs, taps)

@@ -33,8 +33,9 @@ from specrt_export.lower.projections import (
     gated,
     join_siblings,
 )
-from specrt_export.lower.recurrence import refuse_recurrences
+from specrt_export.lower.recurrence import write_out_recurrences
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_oldest_opset
+from specrt_export.lower.window import Windows
 from specrt_export.portable.graph import geometry_of
 
 
@@ -103,9 +104,9 @@ def lower(
 
     The target's values are `as_wide_as_keys`.
     """
-    refuse_recurrences(portable)
+    assert not target.geometry.recurs, "its options refuse it: see `ModelOptions.check_states`"
     view, counts = canonical_view(portable, weights, target)
-    convolve(view, counts, 1, target.positions)
+    remember(view, counts, target.geometry, 1, target.positions, target.max_width)
     widen_values(view, geometry_of(portable))
     attend(view, target, GroupQueryAttention(view, target.geometry), counts)
     pairs = gated(view)
@@ -135,12 +136,21 @@ def canonical_view(
     return view, counts
 
 
-def convolve(view: GraphView, counts: Counts, batch: int, positions: int) -> None:
-    """Write short convolutions out, which no backend but the CPU kernels has an operator for."""
-    convolutions = write_out_convolutions(view, batch, positions)
+def remember(
+    view: GraphView, counts: Counts, geometry: Geometry, batch: int, positions: int, max_width: int
+) -> set[str]:
+    """Write out short convolutions and recurrences; return values to be kept in fp32.
+
+    No backend but the CPU kernels has an operator for them.
+    """
+    windows = Windows(view) if geometry.recurs else None
+    convolutions = write_out_convolutions(view, batch, positions, windows)
     if convolutions:
         counts["convolution"] = convolutions, convolutions
         sink_transposes(view)
+    if windows is None:
+        return set()
+    return write_out_recurrences(view, counts, geometry, windows, max_width)
 
 
 def attend(view: GraphView, target: OrtTarget, kernel: FusedKernel, counts: Counts) -> None:

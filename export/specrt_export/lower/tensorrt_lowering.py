@@ -26,7 +26,7 @@ from specrt_export.lower.half import TYPES, halve
 from specrt_export.lower.lazy_tensor import LazyTensor, doubled, nonzero, reshaped
 from specrt_export.lower.logits import add_argmax, add_confidence, cut_candidates
 from specrt_export.lower.norm import write_out_norms
-from specrt_export.lower.ort_lowering import convolve
+from specrt_export.lower.ort_lowering import remember
 from specrt_export.lower.projections import (
     PROJECTION,
     Projection,
@@ -37,7 +37,6 @@ from specrt_export.lower.projections import (
     join_siblings,
     read_projection,
 )
-from specrt_export.lower.recurrence import refuse_recurrences
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.view import Counts, GraphView, Lowered, stamp_opset
 from specrt_export.portable.graph import exact_modules
@@ -75,6 +74,8 @@ class TensorRtTarget:
     """Whether a pass says how much of the KV buffers attention reads; see `read_prefix`."""
     max_source: int = 0
     """Of an encoder-decoder: most positions of a source."""
+    max_width: int = 0
+    """Tokens of the widest pass."""
 
 
 def form_of(version: tuple[int, ...]) -> str:
@@ -89,15 +90,15 @@ def lower_tensorrt(
 
     The result runs in ONNX Runtime as it is. `mark_decomposable` goes between it and TensorRT.
     """
-    refuse_recurrences(portable)
     copy = onnx.ModelProto()
     copy.CopyFrom(portable)
     fix_shapes(copy.graph, target.geometry, target.batch, target.max_length, target.max_source)
     view = GraphView(copy, weights)
     counts = Counts()
     canonicalize(view, counts)
-    convolve(view, counts, target.batch, target.max_length)
-    exact = _attend(view, target, counts)
+    sizes = target.batch, target.max_length, target.max_width
+    exact = remember(view, counts, target.geometry, *sizes)
+    exact |= _attend(view, target, counts)
     if target.compute == "fp16":
         exact |= widen_products(view, exact_modules(portable))
     pairs = gated(view)

@@ -154,6 +154,23 @@ class GraphView:
         self._index(self.graph.node[-1])
         return names[0]
 
+    def inline(
+        self, function: onnx.FunctionProto, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> list[str]:
+        """Append the nodes of a function; return what they make."""
+        names = dict(zip(function.input, inputs, strict=True))
+        names |= zip(function.output, outputs, strict=True)
+        for node in function.node:
+            values = self.attributes(node)
+            if node.op_type == "Constant":
+                array = np.array(*values.values())
+                kind = np.int64 if array.dtype.kind == "i" else np.float32
+                names[node.output[0]] = self.add_constant(node.output[0], array.astype(kind))
+                continue
+            made = [names.setdefault(name, self.fresh(name)) for name in node.output]
+            self.add(node.op_type, [names[i] for i in node.input], made, node.domain, **values)
+        return [names[o] for node in function.node for o in node.output]
+
     def _retire(self, name: str) -> None:
         """Take a value away from the node that made it, so that another may make it."""
         node = self._maker.pop(name, None)

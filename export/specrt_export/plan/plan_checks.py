@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from specrt.text.control_tokens import token_name, tokenizer_config
 from specrt.text.tokenizer import Tokenizer
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.provenance import oddity, parameters
+from specrt_export.estimate.estimate import shape_of
 from specrt_export.plan.build_plan import BuildPlan
 from specrt_export.plan.generation_settings import generation_config
 from specrt_export.plan.model_plan import ModelPlan
@@ -44,6 +46,9 @@ def check_plan(plan: BuildPlan) -> None:
     for model in plan.models:
         if model.graph is not None and is_attached(model.graph):
             check_graph(model.graph, model.checkpoint, plan.engine.max_length)
+        with suppress(CheckpointError):  # of a type whose sizes are not known the build tells
+            shape = shape_of(model.checkpoint.config, model.checkpoint.folder, model.kind)
+            model.options.check_states(shape.geometry)
     _check_tasks(plan)
     _check_disk(plan)
     _check_settings(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError, ExportError
-from specrt.geometry import BASE, Geometry
+from specrt.geometry import BASE, Geometry, moves
 from specrt.records import read
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.heads.eagle3_format import HIDDEN
@@ -412,12 +412,16 @@ class GraphRun:
         # Not zero: what lies beyond a row's length must not matter.
         self._buffers = self.geometry.filled(batch, length, 3.0)
         for name, buffer in self.lent.items():
-            self._buffers[name] = repeated(buffer, buffer.shape[2], length)
+            self._buffers[name] = _copies(buffer, buffer.shape[2], length)
         self._base = np.zeros(batch, np.int64)
 
-    def repeat(self, filled: int) -> None:
-        """Fill the KV buffers with copies of their first positions, whatever is there."""
-        self._buffers = {name: repeated(one, filled) for name, one in self._buffers.items()}
+    def repeat(self, filled: int, base: int) -> None:
+        """Fill the KV buffers with copies of their first positions, whatever is there.
+
+        States, and the rings next to them, begin anew at `base`.
+        """
+        self._buffers = repeated(self.geometry, self._buffers, filled)
+        self._base[:] = base
 
     def __call__(
         self, tokens: Tokens, start: Sequence[int], rows: Sequence[int]
@@ -462,9 +466,21 @@ def scored_entries(model: onnx.ModelProto) -> Tokens | None:
     return ids
 
 
-def repeated(buffer: NDArray[Any], filled: int, length: int = 0) -> NDArray[Any]:
-    """Return a KV buffer [B, Hkv, M, D] of copies of its first positions; `length` is another M."""
-    copied: NDArray[Any] = buffer[:, :, np.arange(length or buffer.shape[2]) % filled]
+def repeated(
+    geometry: Geometry, buffers: Mapping[str, NDArray[Any]], filled: int
+) -> dict[str, NDArray[Any]]:
+    """Return KV buffers of copies of their first positions; zeros of states and rings there."""
+    return {
+        name: np.zeros_like(one)
+        if geometry.recurs and moves(name)
+        else _copies(one, filled, one.shape[2])
+        for name, one in buffers.items()
+    }
+
+
+def _copies(buffer: NDArray[Any], filled: int, length: int) -> NDArray[Any]:
+    """Return a KV buffer [B, Hkv, length, D] of copies of the first positions of another."""
+    copied: NDArray[Any] = buffer[:, :, np.arange(length) % filled]
     return copied
 
 

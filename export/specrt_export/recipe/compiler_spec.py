@@ -25,6 +25,8 @@ class CompilerSpec:
     """Disk space that a build takes, over the weights in their new precision."""
     on_cpu: bool = False
     """Whether engines run in the host's memory; activations, keys and values are fp32 there."""
+    states: bool = True
+    """Whether it runs layers with recurrent states."""
     float_factor: float = 1.0
     """Floats in an engine over those in the graph it is made of, at most."""
 
@@ -45,6 +47,7 @@ COMPILERS: dict[str, CompilerSpec] = {
         "specrt_export.compile.ort_cuda_compiler:OrtCudaCompiler",
         tuple(p for p in PRECISIONS if p not in ("fp32", "fp8")),
         most_rows=1,  # its attention takes several tokens at once for one row only
+        states=False,
     ),
     "tensorrt": _PLANS,
     "tensorrt-rtx": _PLANS,

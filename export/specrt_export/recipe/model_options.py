@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engine.backends import require_runs
-from specrt.errors import SpecrtError
+from specrt.engine.ort.kernels import missing_kernels
+from specrt.errors import BuildError, SpecrtError
+from specrt.geometry import LAG, TAKEN_BACK, Geometry
 from specrt_export.precision import BitBound, Precision
 from specrt_export.recipe.compiler_spec import COMPILERS, CompilerSpec
 from specrt_export.recipe.recipe_tables import EngineOptions, ModelSource, TensorRtOptions
@@ -58,6 +60,34 @@ class ModelOptions:
     def bound(self) -> BitBound | None:
         """What its bits must keep to, where they are chosen."""
         return BitBound(self.source.max_kl, self.source.max_bytes) if self.source.bits else None
+
+    def check_states(self, geometry: Geometry) -> None:
+        """Refuse what no engine of it can have, where layers have recurrent states.
+
+        A draft has written all but the last two tokens when its states reach past the first.
+        Raises: BuildError.
+        """
+        if not geometry.recurs:
+            return
+        most = LAG + 2 if self.role == "draft" else TAKEN_BACK - 1
+        if self.engine.widest - 1 > most:
+            raise BuildError(
+                f"{self.recipe}: engine.gammas reaches {self.engine.widest - 1}, and a {self.role} "
+                f"with recurrent states takes back up to {most} drafted tokens; lower it"
+            )
+        if not self.spec.on_cpu and self.engine.batch > 1:
+            raise BuildError(
+                f"{self.recipe}: engine.batch is {self.engine.batch}, and {self.backend} runs "
+                "recurrent states for one row: rows of several are padded, and what a pad changes "
+                "in a state stays. Set it to 1"
+            )
+        if not self.spec.states or (self.spec.on_cpu and missing_kernels()):
+            lacks = f"; {missing_kernels()}" * self.spec.on_cpu
+            raise BuildError(
+                f"{self.recipe}: the {self.role} has layers with a recurrent state, which run on "
+                "specrt's CPU kernels and on TensorRT, not on ONNX Runtime's own operators; build "
+                f"for ort-cpu, tensorrt or tensorrt-rtx{lacks}"
+            )
 
     def require_kind(self, kind: str, name: object, error: type[SpecrtError]) -> None:
         """Refuse a model `name` that its backend does not run, or a source that it does not read.

@@ -19,6 +19,7 @@ from specrt.engine.protocol import (
     check_bounds,
     pass_size,
 )
+from specrt.engine.state_bases import StateBases
 from specrt.engine.tensorrt.device import CudaDevice, CudaGraph, Memory
 from specrt.engine.tensorrt.engine_record import (
     AGAIN,
@@ -123,7 +124,8 @@ class TensorRtEngine:
         except BaseException:
             self.close()
             raise
-        self.traits = EngineTraits(scored=self.model.scored)
+        self._bases = StateBases(self.batch)
+        self.traits = EngineTraits(scored=self.model.scored, rewind=self._bases.least)
 
     @property
     def max_rows(self) -> int:
@@ -202,6 +204,10 @@ class TensorRtEngine:
         bound = self._passes.get(shape) or self._bind(shape)
         bound.tokens[:] = batch
         bound.start[:] = starts
+        if bound.bases:
+            self._bases.advance(0, first, width)
+            for place, known in zip(bound.bases, (self._bases.base, self._bases.next), strict=True):
+                place[:] = known
         caches = self.model.caches
         try:
             if self.handover is None:

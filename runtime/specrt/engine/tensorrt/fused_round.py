@@ -179,6 +179,7 @@ class CapturedRounds:
             target.device is draft.device
             and target.record.form == draft.record.form == NATIVE
             and target.batch == draft.batch == 1
+            and not (target.geometry.recurs or draft.geometry.recurs)  # their buffers swap
             and not (target.record.feature or draft.record.hidden)  # those are copied in between
             # What the draft says is fed to the target unseen, which must know it.
             and draft.geometry.vocab_size <= target.geometry.vocab_size

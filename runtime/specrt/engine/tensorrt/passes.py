@@ -37,7 +37,7 @@ from specrt.engine.tensorrt.engine_record import (
 from specrt.engine.tensorrt.library import DECOMPOSED, NATIVE
 from specrt.engine.tensorrt.plan import ITEM_BYTES, Tensor, TrtContext, TrtPlan
 from specrt.errors import EngineError
-from specrt.geometry import Geometry
+from specrt.geometry import Geometry, is_exact
 
 KV_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
@@ -91,10 +91,7 @@ def expected(
     if record.candidates:
         for name, kind in zip(CANDIDATES, ("float32", "int64"), strict=True):
             tensors[name] = Tensor((*rows, record.candidates), kind, False)
-    for name, one in geometry.buffers.items():
-        shape = batch, one.heads, max_length, one.width
-        tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
-        tensors[f"present_{name}"] = Tensor(shape, KV_TYPES[record.compute], False)
+    tensors |= _expected_buffers(record, geometry, batch, max_length)
     if record.source is not None:
         source = record.source
         shape = batch, source.heads, source.positions, source.head_dim
@@ -102,6 +99,21 @@ def expected(
         for name in cross_names(geometry):
             tensors[name] = Tensor(shape, KV_TYPES[record.compute], True)
     return tensors
+
+
+def _expected_buffers(
+    record: EngineRecord, geometry: Geometry, batch: int, max_length: int
+) -> dict[str, Tensor]:
+    """Return the tensors of what the layers remember."""
+    tensors = dict.fromkeys(geometry.bases, Tensor((batch,), "int64", True))
+    for name, shape in geometry.shapes(batch, max_length).items():
+        for bound, is_input in ((name, True), (f"present_{name}", False)):
+            tensors[bound] = Tensor(shape, _kv_type(record, name), is_input)
+    return tensors
+
+
+def _kv_type(record: EngineRecord, name: str) -> str:
+    return "float32" if is_exact(name) else KV_TYPES[record.compute]
 
 
 def _expected_of_part(record: EngineRecord, geometry: Geometry) -> dict[str, Tensor]:
@@ -148,7 +160,7 @@ def check_plan(
 
 
 def _check_aliases(plan: TrtPlan, geometry: Geometry) -> None:
-    for name in geometry.buffers:
+    for name in geometry.in_place:
         alias = plan.aliases(f"present_{name}")
         if alias not in ("", name):
             raise _mismatch(f"writes present_{name} into {alias}", f"that it goes into {name}")
@@ -180,29 +192,34 @@ PURPOSE = "KV buffers"
 class Caches:
     """One set of KV buffers that every context updates in place, or two that swap after a pass.
 
-    `parity` says which set the next pass reads; where there is one set it stays 0. Both sets are
-    cleared, because attention may read what it then multiplies by 0.
+    Of plans that update keys in place, two of what is next to states. `parity` says which set the
+    next pass reads; where there is one set it stays 0. Both sets are cleared, because attention may
+    read what it then multiplies by 0.
     """
 
     def __init__(
         self, memory: Memory, record: EngineRecord, geometry: Geometry, batch: int, max_length: int
     ) -> None:
-        item = ITEM_BYTES[KV_TYPES[record.compute]]
         self._row_bytes = {
-            name: one.heads * max_length * one.width * item
-            for name, one in geometry.buffers.items()
+            name: prod(shape) * ITEM_BYTES[_kv_type(record, name)]
+            for name, shape in geometry.shapes(1, max_length).items()
         }
         self._device = memory.device
-        self.sets = kv_sets(record.form)
+        in_place = geometry.in_place if kv_sets(record.form) == 1 else ()
+        swapped = [name for name in self._row_bytes if name not in in_place]
+        self.sets = 2 if swapped else 1
         self.parity = 0
         sizes = {name: aligned(batch * size) for name, size in self._row_bytes.items()}
-        at = memory.take(self.sets * sum(sizes.values()), PURPOSE)
-        self._places: list[dict[str, int]] = []
-        for _ in range(self.sets):
-            self._places.append({})
-            for name, size in sizes.items():
-                self._places[-1][name] = at
-                at += size
+        at = memory.take(sum(sizes.values()) + sum(sizes[name] for name in swapped), PURPOSE)
+        self._places: list[dict[str, int]] = [{}]
+        for name, size in sizes.items():
+            self._places[0][name] = at
+            at += size
+        if swapped:
+            self._places.append(dict(self._places[0]))
+        for name in swapped:
+            self._places[1][name] = at
+            at += sizes[name]
 
     def bind(self, context: TrtContext, parity: int) -> None:
         """Let a context read one set and write the other, or the same where there is one."""
@@ -402,6 +419,8 @@ class PlanPass(Protocol):
     tokens: Tokens
     start: Tokens
     scores: Scores
+    bases: Sequence[Tokens]
+    """Of models with states: see `StateBases`; of others there are none."""
     states: Mapping[str, int]
     """Where what it reads and leaves for each position lies on the device; see `state_widths`."""
 
@@ -421,16 +440,19 @@ class Ports:
     def __init__(self, model: Model, width: int, rows: int, scores: PassRows) -> None:
         batch, memory = model.batch, model.memory
         self.scores = scores
+        bases = model.geometry.bases
         self._inputs = Layout(
             [
                 Field("input_ids", np.int64, (batch, width)),
                 Field("start", np.int64, (batch,)),
                 Field("rows", np.int64, (rows,)),
+                *(Field(name, np.int64, (batch,)) for name in bases),
             ]
         )
         self._outputs = Layout(result_fields(model.record, batch, rows))
         self.feed = memory.stage(self._inputs.size, "feeds")
         self.results = memory.stage(self._outputs.size, "results")
+        self.bases: list[Tokens] = [self.fed(name) for name in bases]
         self._batch = batch
         counts = {FEATURE: width, HIDDEN: width, STATE: rows}
         self.states = {
@@ -543,6 +565,7 @@ class FixedPass:
         self.start: Tokens = ports.fed("start")
         ports.fed("rows")[:] = np.arange(width - rows, width)
         self.scores = ports.scores_of(rows)
+        self.bases: Sequence[Tokens] = ports.bases
         self.states: Mapping[str, int] = ports.states
         addresses = ports.addresses()
         contexts = [
@@ -627,6 +650,7 @@ class WidePass:
         self.tokens: Tokens = ports.fed("input_ids", batch, width)
         self.start: Tokens = ports.fed("start")
         self.scores = ports.scores_of(rows)
+        self.bases: Sequence[Tokens] = ports.bases
         self.states: Mapping[str, int] = ports.states
         self._wanted: Tokens = ports.fed("rows", rows)
         self._profile = profile
