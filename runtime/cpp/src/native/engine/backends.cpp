@@ -35,6 +35,12 @@ std::shared_ptr<Model> open_model(const Bundle& bundle, const ModelRecord& model
   if (model.backend == "ort-cpu")
     return open_ort(bundle, model, OrtLibrary::load(options.onnxruntime), threads);
   if (model.backend == "tensorrt" || model.backend == "tensorrt-rtx") {
+    for (const LayerMemory& one : model.geometry.memories)
+      if (one.kind == LayerMemory::Kind::recurrent)
+        throw Failure(SPECRT_UNSUPPORTED,
+                      "layers of the bundle have recurrent states, which this library runs with "
+                      "ort-cpu alone; use the hosted implementation "
+                      "(-DSPECRT_IMPLEMENTATION=hosted)");
 #ifdef SPECRT_WITH_TENSORRT
     return open_tensorrt(bundle, model);
 #else
