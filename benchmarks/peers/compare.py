@@ -65,7 +65,9 @@ def arguments() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--bundle", type=Path, required=True, help="specrt's bundle of the pair")
     parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
-    parser.add_argument("--draft", type=Path, required=True, help="the draft's checkpoint")
+    parser.add_argument(
+        "--draft", type=Path, help="the draft's checkpoint; left out, nobody drafts with a model"
+    )
     parser.add_argument("--precision", choices=PRECISIONS, required=True)
     parser.add_argument("--prompts", type=Path, default=HERE.parent / "prompts" / "code.jsonl")
     parser.add_argument(
@@ -203,7 +205,7 @@ def report(
 def settings(given: argparse.Namespace) -> dict[str, Any]:
     """Return what everyone had in common; folders by name, because their place means nothing."""
     names = ("precision", "limit", "max_tokens", "threads", "repeats")
-    pair = {"target": label(given.target), "draft": label(given.draft)}
+    pair = {"target": label(given.target), "draft": given.draft and label(given.draft)}
     return {**pair, "prompts": given.prompts.name, **{name: getattr(given, name) for name in names}}
 
 

@@ -49,6 +49,8 @@ def _write_full(checkpoint: Path, path: Path) -> None:
 
     TextModel.get_vocab_base_pre = name_pre_tokenizer
     sys.argv = ["convert_hf_to_gguf", str(checkpoint), "--outtype", "f32", "--outfile", str(path)]
+    if "Qwen3_5" in (checkpoint / "config.json").read_text(encoding="utf-8"):
+        sys.argv.append("--no-mtp")  # it takes a head that predicts several tokens for granted
     script.main()
 
 

@@ -34,8 +34,8 @@ class IkLlamaCpp:
         command: list[str | Path] = [BIN / "llama-server", "--version"]
         said = subprocess.run(command, capture_output=True, text=True, check=True)
         versions = {"ik-llama-cpp-python": "0.1.5", "compiler": said.stderr + said.stdout}
-        modes = [PLAIN, SPECULATIVE, NGRAM]
-        self.hello = Hello("ikllamacpp", modes, versions, [SPECULATIVE])
+        modes = [PLAIN, *options.drafting, NGRAM]
+        self.hello = Hello("ikllamacpp", modes, versions, options.drafting)
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:
         """Ask the server of this mode and gamma, and make tokens of its text."""
@@ -51,7 +51,7 @@ def model_flags(options: Options, order: Order) -> list[object]:
     caches = ["-ctk", "-ctv"]
     if order.mode == SPECULATIVE:
         # Its flash attention ends the server with an assertion while the draft drafts.
-        flags += ["-md", options.draft / "model.gguf", "-fa", "off"]
+        flags += ["-md", f"{options.draft}/model.gguf", "-fa", "off"]
         flags += SURE if order.gamma == AUTO else ["--draft-max", order.gamma, "--draft-p-min", 0]
         caches += ["-ctkd", "-ctvd"]
     if order.mode == NGRAM:

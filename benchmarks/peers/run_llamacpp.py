@@ -48,9 +48,8 @@ class LlamaCpp:
             "llama-cpp-python": "0.3.36",
             "llama.cpp": _first_line(said.stderr + said.stdout),
         }
-        self.hello = Hello(
-            "llamacpp", [PLAIN, SPECULATIVE, NGRAM, EXAMPLE], versions, [SPECULATIVE]
-        )
+        modes = [PLAIN, *options.drafting, NGRAM, *([EXAMPLE] if options.draft else [])]
+        self.hello = Hello("llamacpp", modes, versions, options.drafting)
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:
         """Ask the server of this mode and gamma, or run the example."""
@@ -77,7 +76,7 @@ def model_flags(options: Options, order: Order) -> list[object]:
     flags += ["-t", options.threads, "-tb", options.threads]
     caches = ["-ctk", "-ctv"]
     if order.mode in (SPECULATIVE, EXAMPLE):
-        flags += ["-md", options.draft / "model.gguf", "--spec-type", "draft-simple"]
+        flags += ["-md", f"{options.draft}/model.gguf", "--spec-type", "draft-simple"]
         flags += SURE if order.gamma == AUTO else ["--spec-draft-n-max", order.gamma]
         caches += ["-ctkd", "-ctvd"]
     if order.mode == NGRAM:

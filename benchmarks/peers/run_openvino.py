@@ -61,8 +61,9 @@ class OpenVino:
         self._pipelines: dict[str, Any] = {}
         names = ("openvino", "openvino-genai")
         versions = {name: version(name) for name in names}
+        modes = [PLAIN, *options.drafting, NGRAM]
         settings = {name: str(value) for name, value in properties.items()}
-        self.hello = Hello("openvino", list(self._opening), versions, [SPECULATIVE], settings)
+        self.hello = Hello("openvino", modes, versions, options.drafting, settings)
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:
         """Generate with a streamer that takes the times."""

@@ -25,16 +25,18 @@ DRAFT_THREADS = 1
 
 
 class OrtGenai:
-    """The target by itself, and the pair."""
+    """The target by itself, and the pair where there is a draft."""
 
     def __init__(self, pair: Path, options: Options) -> None:
         self._alone = _open(options.target, options.threads)
-        self._pair = _open(pair, options.threads, DRAFT_THREADS)
+        if options.draft:
+            describe_pair(options.target, options.draft, pair)
+            self._pair = _open(pair, options.threads, DRAFT_THREADS)
         self.hello = Hello(
             "ortgenai",
-            [PLAIN, SPECULATIVE, NGRAM],
+            [PLAIN, *options.drafting, NGRAM],
             {name: version(name) for name in ("onnxruntime-genai", "onnxruntime")},
-            [SPECULATIVE, NGRAM],
+            [*options.drafting, NGRAM],
             {"draft_threads": DRAFT_THREADS, "ngram_size": NGRAM_SIZE},
         )
 
@@ -106,10 +108,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def opening() -> Iterator[OrtGenai]:
-    """Load both models."""
+    """Load the models."""
     options = read_options(__doc__.split("\n")[0])
     with tempfile.TemporaryDirectory() as folder:
-        describe_pair(options.target, options.draft, Path(folder))
         yield OrtGenai(Path(folder), options)
 
 

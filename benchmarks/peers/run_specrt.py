@@ -8,25 +8,26 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from specrt.bundle import ModelRecord, read_manifest
+from specrt.bundle import Manifest, read_manifest
 from specrt.generator import Generator
 from specrt.loading import load
 from specrt.params import SamplingParams
 
 from peerbench.protocol import PLAIN, SPECULATIVE, Completed, Hello, Order, serve
 
-DRAFTERS = ["model", "ngram", "cascade"]
+DRAFTERS = ["ngram", "model", "cascade"]
+"""The first needs no draft model."""
 
 
 class Specrt:
     """A bundle's generator. Mode `speculative` takes the bundle's drafter, others name one."""
 
-    def __init__(self, generator: Generator, target: ModelRecord) -> None:
+    def __init__(self, generator: Generator, manifest: Manifest) -> None:
         self._generator = generator
         versions = {name: version(name) for name in ("specrt", "onnxruntime")}
-        speculative = [SPECULATIVE, *DRAFTERS]
+        speculative = [SPECULATIVE, *DRAFTERS[: None if manifest.draft else 1]]
         names = ("precision", "embedding", "head", "block")
-        settings = {name: getattr(target, name) for name in names}
+        settings = {name: getattr(manifest.target, name) for name in names}
         self.hello = Hello(
             "specrt", [PLAIN, *speculative], versions, adaptive=speculative, settings=settings
         )
@@ -63,7 +64,7 @@ def opening() -> Iterator[Specrt]:
     with load(
         given.bundle, threads=given.threads, owns_process=True, text_memory_bytes=0
     ) as generator:
-        yield Specrt(generator, read_manifest(given.bundle).target)
+        yield Specrt(generator, read_manifest(given.bundle))
 
 
 if __name__ == "__main__":

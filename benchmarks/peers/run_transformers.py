@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from peerbench.options import Options, read_options
-from peerbench.protocol import AUTO, NGRAM, PLAIN, SPECULATIVE, Completed, Hello, Order, serve
+from peerbench.protocol import AUTO, NGRAM, PLAIN, Completed, Hello, Order, serve
 
 
 class Arrivals(BaseStreamer):
@@ -41,12 +41,12 @@ class Transformers:
             raise SystemExit(f"transformers runs fp32 here, not {options.precision}")
         torch.set_num_threads(options.threads)
         self._target = _load(options.target)
-        self._draft = _load(options.draft)
+        self._draft: Any = _load(options.draft) if options.draft else None
         self.hello = Hello(
             "transformers",
-            [PLAIN, SPECULATIVE, NGRAM],
+            [PLAIN, *options.drafting, NGRAM],
             {name: version(name) for name in ("transformers", "torch")},
-            [SPECULATIVE],
+            options.drafting,
         )
 
     def complete(self, prompt: Sequence[int], order: Order) -> Completed:

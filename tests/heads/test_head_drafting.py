@@ -36,6 +36,7 @@ from specrt.speculation.kv_cache import KVCache
 from specrt.speculation.round import Round
 from specrt_export.check.equivalence import Reference
 from specrt_export.check.head_equivalence import entering, run_head
+from specrt_export.check.roofline import measure_kernels
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.heads.assistant_format import Assistant
 from specrt_export.heads.dflash_format import BlockHead
@@ -478,3 +479,10 @@ def test_what_no_block_can_be_is_refused() -> None:
         told = {**GOOD, **change} if isinstance(change, dict) and change else change
         with pytest.raises(EngineError, match="build the bundle again"):
             read_block(Session(told), VOCABULARY)
+
+
+@forms("mtp")
+def test_passes_of_layers_with_states_are_timed(bundle: Path) -> None:
+    for width in measure_kernels(bundle, 1, laps=1, widths=(1, 9, 12)).widths:
+        assert width.recurrence is not None
+        assert width.whole.least_ms > 0

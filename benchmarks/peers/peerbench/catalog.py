@@ -31,7 +31,8 @@ class Kind:
         """Return what starts the runner, its models converted. Raises: MissingError."""
         python = environment(self.name, self.name)
         flags: list[str | Path] = ["--target", self._model(models.target, models)]
-        flags += ["--draft", self._model(models.draft, models)]
+        if models.draft:
+            flags += ["--draft", self._model(models.draft, models)]
         flags += ["--threads", str(models.threads), "--precision", models.precision]
         return [python, HERE / f"run_{self.name}.py", *flags]
 
@@ -47,10 +48,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Models:
-    """The pair that everyone runs."""
+    """The pair that everyone runs, or a target alone."""
 
     target: Path
-    draft: Path
+    draft: Path | None
     precision: str
     threads: int
     work: Path
