@@ -65,6 +65,9 @@ PROCESS_BYTES = 90 << 20
 """Python, ONNX Runtime, the tokenizer and the sessions of a pair without weights: codelet's process
 on an x86-64 machine, less its weights, filled KV buffers and activations."""
 
+KERNEL_QUERIES = 16 * 32
+"""Queries whose scores the CPU kernels keep at once: 32 in each thread, of up to 16."""
+
 _PLAIN = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -362,7 +365,7 @@ def _model(
         ring_kv_bytes=kv_bytes(g, options.max_width, not is_head),
         keeper=f"{model.backend}{' without kernels' * lacks}",
         seen_bytes=kv_bytes(g, 1),
-        working_bytes=_working(options, shape, max_source),
+        working_bytes=_working(options, shape, max_source, model.spec.on_cpu),
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
         parts=parts if len(parts) > 1 else {DECODER: engine_bytes},
         cross_bytes=cross_bytes,
@@ -522,22 +525,25 @@ def find_gguf(model: ModelOptions) -> GgufFile | None:
 
 
 def _working(
-    options: EngineOptions, shape: ModelShape | EncoderDecoderShape, max_source: int
+    options: EngineOptions, shape: ModelShape | EncoderDecoderShape, max_source: int, on_cpu: bool
 ) -> int:
     """Return the most that a prefill pass and the logits of a verify pass keep at once.
 
-    Scores of one layer are [heads, prefill, max_length]; next to them lie the mask, the products of
-    a layer and two residual streams. Of an encoder-decoder those of an encoder's pass are more,
-    where a source is long, and the hidden states of each row are kept.
+    Scores of one layer and the mask are [heads + 1, prefill, max_length], but for the CPU kernels;
+    next to them lie the products of a layer and two residual streams. Of an encoder-decoder those
+    of an encoder's pass are more, where a source is long, and the hidden states of each row are
+    kept.
     """
     g = shape.geometry
     attending = [own for own in g.memories if own.kind in (ATTENTION, LENT)]
     joined = max((g.heads + 2 * own.kv_heads) * own.key_width for own in attending)
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
-    scores = (g.heads + 1) * max(options.max_length, max_source)
+    queries = options.prefill * (g.heads + 1)
+    queries = min(queries, KERNEL_QUERIES) if on_cpu else queries
+    scores = queries * max(options.max_length, max_source)
     rows = max(options.gammas, default=0) + 1
     logits = 2 * rows * g.vocab_size * options.batch
-    widest, states = options.prefill * (products + scores), 0
+    widest, states = options.prefill * products + scores, 0
     if isinstance(shape, EncoderDecoderShape):
         states = options.batch * max_source * shape.width
         widest = max(widest, shape.source_activations(max_source))
