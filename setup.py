@@ -127,9 +127,5 @@ class AnyPython(bdist_wheel):
 
 setup(
     ext_modules=[KERNELS],
-    cmdclass={
-        "bdist_wheel": AnyPython,
-        "build_ext": SharedLibrary,
-        "editable_wheel": PathEntries,
-    },
+    cmdclass={"bdist_wheel": AnyPython, "build_ext": SharedLibrary, "editable_wheel": PathEntries},
 )

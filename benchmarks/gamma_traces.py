@@ -326,9 +326,7 @@ MACHINES = {
         4e4,
     ),
     "lookup": Costs(
-        tuple(ms * 1e6 for ms in (6.1, 6.8, 7.5, 8.15, 8.8, 9.5, 10.2, 11.0, 11.7)),
-        (0.0,) * 9,
-        2e4,
+        tuple(ms * 1e6 for ms in (6.1, 6.8, 7.5, 8.15, 8.8, 9.5, 10.2, 11.0, 11.7)), (0.0,) * 9, 2e4
     ),
     "stairs": Costs(
         tuple(1e6 * (1 if g < 4 else 1.6) for g in range(9)),

@@ -247,10 +247,7 @@ def over_delays(bundle: Path, url: str, gamma: int, trips: list[float]) -> None:
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     base_ms = 0.0
     for trip in trips:
-        with (
-            delayed(url, trip) as slow,
-            specrt.connect(slow, bundle, threads=1) as remote,
-        ):
+        with delayed(url, trip) as slow, specrt.connect(slow, bundle, threads=1) as remote:
             done = remote.generate(PROMPT, params, gamma=gamma)
             log = [r for r in done.speculation.log if r.drafted == gamma]
             round_ms = median((r.draft_ns + r.verify_ns) / 1e6 for r in log)

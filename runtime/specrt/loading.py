@@ -14,13 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specrt.bundle import GENERATION_CONFIG, TOKENIZER, Bundle, Manifest, ModelRecord
-from specrt.engine.backends import (
-    backend_of,
-    check_versions,
-    host_bytes,
-    notices,
-    open_engine,
-)
+from specrt.engine.backends import backend_of, check_versions, host_bytes, notices, open_engine
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.head_engine import trimmed
 from specrt.engine.protocol import Engine, FusedRounds

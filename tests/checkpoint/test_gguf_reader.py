@@ -36,10 +36,7 @@ VALUES = [
     plain("a.list", ["one", "", "zwei ü"]),
     array("some.numbers", F32, [1.0, 2.0]),
 ]
-TENSORS = [
-    ("first", [2, 32], 8, bytes(range(68))),
-    ("second", [3], 0, bytes(12)),
-]
+TENSORS = [("first", [2, 32], 8, bytes(range(68))), ("second", [3], 0, bytes(12))]
 
 
 def written(path: Path, data: bytes) -> GgufFile:

@@ -19,16 +19,7 @@ from specrt.cli.build import command as build
 from specrt.errors import CheckpointError, SpecrtError
 from specrt_export.checkpoint.checkpoint import Checkpoint
 from specrt_export.checkpoint.provenance import provenance_of
-from support.quantized_folders import (
-    FP8,
-    Awq,
-    Bytes,
-    Format,
-    Fp4,
-    Gptq,
-    PackQuantized,
-    Written,
-)
+from support.quantized_folders import FP8, Awq, Bytes, Format, Fp4, Gptq, PackQuantized, Written
 
 SHAPES = {"a.q_proj": (72, 128), "a.k_proj": (40, 128), "a.up_proj": (64, 384)}
 """No multiples of slices, words or blocks, where the layouts allow it; q and k read one value."""

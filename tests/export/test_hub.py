@@ -14,13 +14,7 @@ import pytest
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.checkpoint.hub import (
-    WANTED_FILES,
-    download,
-    gguf_files,
-    gguf_snapshot,
-    look_up,
-)
+from specrt_export.checkpoint.hub import WANTED_FILES, download, gguf_files, gguf_snapshot, look_up
 from specrt_export.checkpoint.hub_cache import cache, cached_snapshot, repository
 from support.loopback_hub import COMMIT, LoopbackHub, listed, served
 

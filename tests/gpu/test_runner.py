@@ -15,16 +15,7 @@ from gpucheck import supervisor
 from gpucheck.conclusion import summary
 from gpucheck.evidence import FAILED, OK, Evidence, Outcome, Results
 from gpucheck.settings import SCRIPT, SIZES, RunSettings, environment
-from gpucheck.steps import (
-    BACKENDS,
-    INVENTORY,
-    LONG,
-    NO_TIME,
-    SHORT,
-    Step,
-    run_steps,
-    steps,
-)
+from gpucheck.steps import BACKENDS, INVENTORY, LONG, NO_TIME, SHORT, Step, run_steps, steps
 
 from gpu.conftest import BenchDouble
 

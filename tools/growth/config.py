@@ -71,12 +71,7 @@ def check_rotary(config: Mapping[str, Any], old: Shape, new: Shape) -> None:
 
 
 def grown_config(
-    config: Mapping[str, Any],
-    old: Shape,
-    new: Shape,
-    dtype: str,
-    note: str,
-    family: Family = LLAMA,
+    config: Mapping[str, Any], old: Shape, new: Shape, dtype: str, note: str, family: Family = LLAMA
 ) -> dict[str, Any]:
     """Return the config of the grown model."""
     grown = dict(config)

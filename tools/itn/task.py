@@ -42,10 +42,7 @@ def is_held_out(kind: str, item: Item) -> bool:
 
 
 def pairs(
-    seed: int,
-    held_out: bool = False,
-    sentences: Sequence[int] = (1, 2, 3),
-    loose: float = 0.0,
+    seed: int, held_out: bool = False, sentences: Sequence[int] = (1, 2, 3), loose: float = 0.0
 ) -> Iterator[Pair]:
     """Yield pairs without end, the same for the same arguments.
 

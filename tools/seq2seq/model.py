@@ -9,11 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
 from pair.errors import BadInputError
 from pair.model import save_checkpoint

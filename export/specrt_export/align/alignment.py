@@ -37,13 +37,7 @@ from specrt_export.align.prediction import (
     predictions,
 )
 from specrt_export.align.trace_batches import TraceWindow, cut, split
-from specrt_export.align.trainer import (
-    LOOKED_AT,
-    Show,
-    Trainer,
-    TrainingOptions,
-    TrainingState,
-)
+from specrt_export.align.trainer import LOOKED_AT, Show, Trainer, TrainingOptions, TrainingState
 from specrt_export.atomic_folder import atomic_folder
 from specrt_export.check.equivalence import Reference
 from specrt_export.checkpoint.provenance import provenance_of

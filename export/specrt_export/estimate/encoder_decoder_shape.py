@@ -11,12 +11,7 @@ from typing import Any
 from specrt.geometry import Geometry
 from specrt_export.checkpoint.config_number import whole_number
 from specrt_export.checkpoint.task import UNBOUNDED
-from specrt_export.estimate.model_shape import (
-    DECODER,
-    EngineShape,
-    Matrix,
-    is_half,
-)
+from specrt_export.estimate.model_shape import DECODER, EngineShape, Matrix, is_half
 
 ENCODER, CROSS = "encoder", "cross"
 

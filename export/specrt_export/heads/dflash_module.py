@@ -11,11 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3MLP,
-    Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
-)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from specrt_export.heads.dflash_format import BlockConfig
 from specrt_export.heads.eagle3_module import layer_config

@@ -205,11 +205,7 @@ ATTENTION_RULES = (
 )
 
 
-CACHE_TYPES = (
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-)
+CACHE_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 RANK, LENGTH = 4, -2
 

@@ -21,12 +21,7 @@ from specrt.engine.protocol import Source
 from specrt.errors import BuildError
 from specrt.system.memory import size
 from specrt_export.checkpoint.codes import encode_codes
-from specrt_export.portable.external_data import (
-    Floats,
-    StoredTensor,
-    atomic_file,
-    external_tensors,
-)
+from specrt_export.portable.external_data import Floats, StoredTensor, atomic_file, external_tensors
 from specrt_export.portable.graph import Tokens, divergences, geometry_of, runs_here, whole_graph
 from specrt_export.portable.segments import SegmentedRun, Values, rows_of, weight_name
 from specrt_export.precision import BitBound, Precision

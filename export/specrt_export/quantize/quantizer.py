@@ -15,29 +15,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from specrt_export.checkpoint.checkpoint import Checkpoint
-from specrt_export.checkpoint.codes import (
-    FP4_VALUES,
-)
-from specrt_export.portable.external_data import (
-    DataFile,
-    StoredTensor,
-    external_tensors,
-    location,
-)
-from specrt_export.portable.graph import (
-    PRECISION,
-    part_path,
-    parts_beside,
-    read_graph,
-    whole_graph,
-)
+from specrt_export.checkpoint.codes import FP4_VALUES
+from specrt_export.portable.external_data import DataFile, StoredTensor, external_tensors, location
+from specrt_export.portable.graph import PRECISION, part_path, parts_beside, read_graph, whole_graph
 from specrt_export.precision import STORED, Precision
-from specrt_export.quantize.calibration import (
-    CalibratedCodes,
-    CalibrationText,
-    Progress,
-    calibrate,
-)
+from specrt_export.quantize.calibration import CalibratedCodes, CalibrationText, Progress, calibrate
 from specrt_export.quantize.weight_choice import Choice, Formats, choose, choose_coded
 from specrt_export.quantize.weight_store import Store, Stored
 

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from specrt.errors import BuildError
-from specrt_export.checkpoint.codes import (
-    CodedWeight,
-    Codes,
-    encode_codes,
-    pack,
-    unpack,
-)
+from specrt_export.checkpoint.codes import CodedWeight, Codes, encode_codes, pack, unpack
 from specrt_export.portable.external_data import (
     DataFile,
     Floats,
@@ -30,9 +24,7 @@ from specrt_export.portable.external_data import (
     widen,
 )
 from specrt_export.precision import SCALED
-from specrt_export.quantize.calibration import (
-    PackedCodes,
-)
+from specrt_export.quantize.calibration import PackedCodes
 from specrt_export.quantize.weight_choice import Choice
 
 SLICE = 1 << 22

@@ -25,14 +25,7 @@ from specrt_export.checkpoint.gguf.reader import SUFFIX, GgufFile
 from specrt_export.checkpoint.hub_cache import is_hub_name
 from specrt_export.heads.mtp_format import KIND as MTP
 from specrt_export.heads.mtp_format import carries_head
-from specrt_export.precision import (
-    AUTO_BITS,
-    BLOCKS,
-    PER_ROW,
-    PRECISIONS,
-    STORAGE,
-    STORED,
-)
+from specrt_export.precision import AUTO_BITS, BLOCKS, PER_ROW, PRECISIONS, STORAGE, STORED
 from specrt_export.recipe.compiler_spec import COMPILERS
 from specrt_export.recipe.model_options import ModelOptions
 from specrt_export.recipe.recipe_tables import (
@@ -316,10 +309,7 @@ def _checkpoints(recipe: Recipe) -> Problems:
         "target.layers is set; it is a head's, in [draft]: the layers of the target that it reads",
     )
     least = recipe.quality.min_acceptance
-    yield (
-        not 0 <= least <= 1,
-        f"quality.min_acceptance is {least}; expected a share from 0 to 1",
-    )
+    yield (not 0 <= least <= 1, f"quality.min_acceptance is {least}; expected a share from 0 to 1")
 
 
 def _engine(recipe: Recipe) -> Problems:

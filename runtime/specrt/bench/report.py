@@ -228,10 +228,7 @@ class BenchReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything measured as plain JSON types."""
-        return {
-            "outputs": self.outputs.to_json(),
-            "tasks": [task.to_json() for task in self.tasks],
-        }
+        return {"outputs": self.outputs.to_json(), "tasks": [task.to_json() for task in self.tasks]}
 
 
 def report(

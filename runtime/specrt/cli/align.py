@@ -92,11 +92,7 @@ def command(
     kept = _entries(entries)
     read = _numbers(reads)
     with _installed():
-        from specrt_export.align.alignment import (
-            RECORD,
-            Alignment,
-            AlignmentOptions,
-        )
+        from specrt_export.align.alignment import RECORD, Alignment, AlignmentOptions
         from specrt_export.align.trainer import TrainingOptions
         from specrt_export.plan.build_plan import resolve
         from specrt_export.recipe.recipe import read_recipe

@@ -162,10 +162,7 @@ def encode(
 
 
 def bench_rows(
-    generator: Generator,
-    request: BenchRequest,
-    rows: Sequence[int],
-    show: Callable[[float], None],
+    generator: Generator, request: BenchRequest, rows: Sequence[int], show: Callable[[float], None]
 ) -> Measured:
     """Measure several completions at once."""
     check_rows(generator, rows)

@@ -23,13 +23,7 @@ from specrt.cli.options import is_checkpoint, print_notices, progress
 from specrt.cli.quality_facts import quality_lines
 from specrt.doctor import check_exporter
 from specrt.engine.backends import backend_named, notices
-from specrt.errors import (
-    BuildError,
-    RecipeError,
-    SpecrtError,
-    how_to_install,
-    shortage,
-)
+from specrt.errors import BuildError, RecipeError, SpecrtError, how_to_install, shortage
 from specrt.held_file import check_place, read_file, replacing
 from specrt.system.memory import size
 from specrt.tuning.tuning_record import FILE_NAME, Tuning, read_record

@@ -20,14 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 import specrt
-from specrt.bundle import (
-    BUILD_ROOT,
-    DEFAULT_BUNDLE,
-    FILE_NAME,
-    FORMAT,
-    Manifest,
-    read_manifest,
-)
+from specrt.bundle import BUILD_ROOT, DEFAULT_BUNDLE, FILE_NAME, FORMAT, Manifest, read_manifest
 from specrt.cli.build import build_bundle, installed, named_by_flags, pair_recipe
 from specrt.cli.names import (
     HubName,

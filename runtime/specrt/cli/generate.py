@@ -74,9 +74,7 @@ Source = str | list[int] | FilePrompts
 @completion_options
 @logprob_options
 @click.option(
-    "--compare",
-    is_flag=True,
-    help="Decode plainly, too, in turns, and say what drafting gained.",
+    "--compare", is_flag=True, help="Decode plainly, too, in turns, and say what drafting gained."
 )
 @click.option(
     "--remote",

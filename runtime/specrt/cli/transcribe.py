@@ -37,10 +37,7 @@ from specrt.speech.whisper_config import TRANSCRIBE, read_whisper_config
     "--language", metavar="CODE", help="Language of the speech, as en.  [default: detected]"
 )
 @click.option(
-    "--task",
-    default=TRANSCRIBE,
-    show_default=True,
-    help="transcribe, or translate into English.",
+    "--task", default=TRANSCRIBE, show_default=True, help="transcribe, or translate into English."
 )
 @click.option("--timestamps", is_flag=True, help="Say when each segment begins and ends.")
 @click.option("--json", "form", flag_value="json", help="Print one JSON object, as OpenAI's.")

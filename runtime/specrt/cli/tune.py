@@ -103,10 +103,7 @@ def _with_defaults(bundle: Path, tuning: Tuning) -> Tuning:
     if before is None:
         return tuning
     return replace(
-        tuning,
-        fixed_gamma=before.fixed_gamma,
-        drafter=before.drafter,
-        settings=before.settings,
+        tuning, fixed_gamma=before.fixed_gamma, drafter=before.drafter, settings=before.settings
     )
 
 

@@ -10,14 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as short
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specrt.errors import RequestError, did_you_mean
 from specrt.params import BEAMS, GenerateOptions, SamplingParams, without_beams

@@ -258,10 +258,7 @@ class MessagesAnswer(BlockAnswer):
             reason = "tool_use"
         else:
             reason = "end_turn" if stop is None else "stop_sequence"
-        return {
-            "stop_reason": reason,
-            "stop_sequence": stop if reason == "stop_sequence" else None,
-        }
+        return {"stop_reason": reason, "stop_sequence": stop if reason == "stop_sequence" else None}
 
     def _used(self) -> dict[str, Any]:
         done = self.completion

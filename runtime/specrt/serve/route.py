@@ -32,9 +32,7 @@ class PublicRoute(Route):
 
 
 STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
-    }
+    200: {"content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}}}
 }
 """The `responses` of a route that may answer with events."""
 

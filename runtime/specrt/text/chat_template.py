@@ -233,11 +233,7 @@ def _tojson(
 ) -> str:
     # Jinja's own filter escapes HTML, which a model has never seen.
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -474,11 +474,7 @@ _ATTENTION = {
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
 }
-_FEED_FORWARD = {
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _TWO_NORMS = {"ffn_norm": "post_attention_layernorm"}
 _FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",

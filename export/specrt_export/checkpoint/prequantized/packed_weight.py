@@ -190,8 +190,7 @@ class PackedWeight:
 
     def _infinite(self, begin: int, end: int) -> CheckpointError:
         return self.module.wrong(
-            self.layout.part,
-            f"comes to numbers that are not finite, in rows {begin} to {end - 1}",
+            self.layout.part, f"comes to numbers that are not finite, in rows {begin} to {end - 1}"
         )
 
     def floats(self, begin: int, end: int) -> Floats:
