@@ -34,6 +34,7 @@ class Case:
     """Distances that have a bias of their own; 0 without biases."""
     ahead: bool = False
     """Whether tokens that follow each other see all of these."""
+    ring: bool = False
 
 
 CASES = [
@@ -82,6 +83,7 @@ class Layer:
             threads=threads, num_heads=case.heads, kv_num_heads=case.kv_heads,
             head_size=case.size, scale=case.size**-0.5, softcap=case.softcap,
             local_window_size=case.window, **({"bidirectional": 1} if case.ahead else {}),
+            **({"ring": 1} if case.ring else {}),
         )  # fmt: skip
 
     def run(self, fed: Pass) -> Array:
@@ -136,6 +138,29 @@ def passes(case: Case) -> Iterator[Pass]:
 
 def one_token(case: Case) -> Pass:
     return next(passes(case)).taken(slice(0, 1))
+
+
+@pytest.mark.parametrize("rejected", [9, 10])
+def test_a_ring_holds_what_a_query_sees_and_what_was_rejected(rejected: int) -> None:
+    """At every offset around its ends; with one token more it is a position too small."""
+    case = Case(1, 2, 1, 16, 16, window=8, joined=False, ring=True)
+    rng, ends = np.random.default_rng(0), range(case.positions, 50)
+    differing: list[int] = []
+    length = ends.stop + rejected
+    q, k, v = (rng.standard_normal((length, n * case.size)).astype("f4") for n in (2, 1, 1))
+    text = Pass(np.zeros(length, np.int64), np.arange(length), q, k, v)
+    tokens = [text.taken([at]) for at in range(length)]
+    wrong = [replace(token, k=token.k * np.nan, v=token.v * np.nan) for token in tokens]
+    whole, layer = Layer(replace(case, positions=64, ring=False)), Layer(case)
+    right = [whole.run(token) for token in tokens]
+    for end in ends:
+        for token in (*tokens[:end], *wrong[end : end + rejected]):
+            layer.run(token)
+        differing += [] if np.array_equal(layer.run(tokens[end]), right[end]) else [end]
+    assert differing == ([] if rejected == 9 else [*ends])
+    layer.run(text.taken(slice(0, 9)))
+    with pytest.raises(Exception, match="over a ring of 16"):
+        layer.run(text.taken(slice(0, 10)))
 
 
 def rotated(case: Case, tables: list[Array], x: Array, position: int) -> Array:
