@@ -50,7 +50,7 @@ WIDE = 48
 """Tokens of a pass that no window holds."""
 CASES = [
     ("gemma3", "fp32"), ("gemma4", "int8"), ("lfm2", "int4"), ("qwen3_5", "fp32"),
-    ("gemma4", "int8 contrib"),
+    ("gemma4", "int8 contrib"), ("qwen3_5", "fp32 contrib"),
     *(
         pytest.param(name, precision, marks=pytest.mark.nightly)
         for name in (
@@ -60,7 +60,9 @@ CASES = [
     ),
     *(
         pytest.param(name, f"{precision} contrib", marks=pytest.mark.nightly)
-        for name in ("gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3")
+        for name in (
+            "gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3", *RECURRENT,
+        )
         for precision in ("fp32", "int8", "int4")
     ),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from onnx import helper
 
 from specrt.engine.ort.ort_engine import silent_options
 from specrt.errors import BuildError
-from specrt.geometry import SHARED, Geometry
+from specrt.geometry import RECURRENT, SHARED, Geometry
 from specrt_export.heads.dflash_format import CONTEXT
 from specrt_export.lower.evaluation import evaluate
 from specrt_export.lower.lazy_tensor import in_memory
@@ -271,7 +271,9 @@ _SHARES_FROM = 1, 31
 def as_wide_as_keys(geometry: Geometry) -> Geometry:
     """Return a geometry whose values are at least as wide as its keys."""
     memories = [
-        replace(one, value_width=max(one.key_width, one.value_width)) if one.value_width else one
+        one
+        if one.kind == RECURRENT
+        else replace(one, value_width=one.value_width and max(one.key_width, one.value_width))
         for one in geometry.memories
     ]
     return replace(geometry, memories=tuple(memories))

@@ -104,9 +104,8 @@ def lower(
 
     The target's values are `as_wide_as_keys`.
     """
-    assert not target.geometry.recurs, "its options refuse it: see `ModelOptions.check_states`"
     view, counts = canonical_view(portable, weights, target)
-    remember(view, counts, target.geometry, 1, target.positions, target.max_width)
+    remember(view, counts, target.geometry, 1, target.positions, 0)
     widen_values(view, geometry_of(portable))
     attend(view, target, GroupQueryAttention(view, target.geometry), counts)
     pairs = gated(view)

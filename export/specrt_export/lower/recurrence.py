@@ -57,6 +57,8 @@ def write_out_recurrences(
 ) -> set[str]:
     """Write recurrences out for passes of up to some tokens; return values to be kept in fp32.
 
+    With a `max_width` of 0 tokens come one after another, as plain decoding has them.
+
     ```
     factors.i, state.i ──────┐
     q, k, v, g, beta ─────── chunk ─ y, present_state.i, factors ─ window ─ present_factors.i
@@ -65,6 +67,8 @@ def write_out_recurrences(
     system, and no state in between is made (Yang et al., Gated Delta Networks, arXiv:2412.06464).
     """
     nodes = view.nodes(RECURRENCE)
+    if not max_width:
+        return _write_out_in_order(view, counts, geometry, windows)
     exact = _since_projections(view, nodes)
     positions, there = windows.since_base()
     seen = _column(view, windows.positions, positions)
@@ -84,6 +88,127 @@ def write_out_recurrences(
     view.tidy()
     counts["recurrence"] = len(nodes), len(nodes)
     return exact
+
+
+def _write_out_in_order(
+    view: GraphView, counts: Counts, geometry: Geometry, windows: Windows
+) -> set[str]:
+    """Write recurrences out token by token, with the same bits at every width of a pass."""
+    nodes = view.nodes(RECURRENCE)
+    begun = view.add("Greater", [BASE, windows.number(0)])
+    held = view.add("Add", [BASE, windows.number(*range(TAKEN_BACK))])
+    least = windows.number(1)
+    count = view.add("Max", [view.add("Sub", ["start", BASE]), least])
+    masks = [begun, count]
+    for end in ("start", NEXT_BASE):
+        before = view.add("Less", [held, end])
+        masks.append(view.add("Slice", [before, windows.number(0), count, windows.number(0)]))
+    for node in nodes:
+        *fed, state, factors, _, _ = node.input
+        memory = geometry.memories[int(state.removeprefix(f"{STATE}."))]
+        function = parser.parse_function(in_order(memory, **view.attributes(node)))
+        added = view.fresh("added")
+        view.inline(function, [*fed, state, factors, *masks], [*node.output[:2], added])
+        windows.move(factors, factors, added)
+    del view.model.functions[:]
+    view.tidy()
+    counts["recurrence"] = len(nodes), len(nodes)
+    return set()
+
+
+def in_order(memory: LayerMemory, delta: int, scale: float, epsilon: float) -> str:
+    """Return the function of a layer's passes over one row, token by token.
+
+    What the window holds is added to the state first, `count` positions, some of them to stay.
+    Exponentials are taken step by step: of arrays of other sizes they may have other bits.
+    """
+    heads, key_heads = memory.kv_heads, memory.key_heads
+    key_size, value_size = memory.key_width, memory.value_width
+    parts = heads, key_heads * key_size, heads * value_size
+    by_head = [1, -1, heads, key_size]
+    state = f"float[1, {heads}, {key_size}, {value_size}]"
+    row, key, value = f"float[1, {heads}]", f"float[1, {heads}, {key_size}]", ""
+    value = f"float[1, {heads}, {value_size}]"
+    off = """at_k_row = Unsqueeze (at_k, at_2)
+      at_held_row = MatMul (at_k_row, at_less)
+      at_held = Squeeze (at_held_row, at_2)
+      at_off = Sub (at_v, at_held)""" if delta else "at_off = Identity (at_v)"  # fmt: skip
+    return f"""
+<opset_import: ["": 21], domain: "{SPECRT}">
+in_order (query, key, value, decay, beta, state, factors, begun, count, there, stays)
+=> (read, next_state, added) {{
+  nothing = Constant <value_float = 0.0> ()
+  axis1 = Constant <value_ints = [1]> ()
+  axis2 = Constant <value_ints = [2]> ()
+  begin = Constant <value_ints = [0]> ()
+  {_normed("key", epsilon)}
+  {_normed("query", epsilon)}
+  scale = Constant <value_float = {scale!r}> ()
+  scaled = Mul (normed_query, scale)
+  window = Squeeze (factors, axis1)
+  held = Slice (window, begin, count, axis1)
+  parts = Constant <value_ints = [{", ".join(map(str, parts))}]> ()
+  old_decays, old_key, old_value = Split <axis = 2> (held, parts)
+  keys_of = Constant <value_ints = [1, -1, {key_heads}, 1, {key_size}]> ()
+  times = Constant <value_ints = [1, 1, 1, {heads // key_heads}, 1]> ()
+  by_head = Constant <value_ints = [{", ".join(map(str, by_head))}]> ()
+  values_of = Constant <value_ints = [1, -1, {heads}, {value_size}]> ()
+  old_apart = Reshape (old_key, keys_of)
+  old_repeated = Expand (old_apart, times)
+  old_keys = Reshape (old_repeated, by_head)
+  old_values = Reshape (old_value, values_of)
+  key_apart = Reshape (normed_key, keys_of)
+  key_repeated = Expand (key_apart, times)
+  k = Reshape (key_repeated, by_head)
+  query_apart = Reshape (scaled, keys_of)
+  query_repeated = Expand (query_apart, times)
+  q = Reshape (query_repeated, by_head)
+  known = Where (begun, state, nothing)
+  last, next_state = Scan <num_scan_inputs = 5, scan_input_axes = [1, 1, 1, 0, 0], body = fold
+    ({state} at_s, {state} at_n, {row} at_a, {key} at_k, {value} at_u, bool at_there, bool at_stays)
+    => ({state} at_after, {state} at_kept) {{
+      at_1 = Constant <value_ints = [1]> ()
+      at_2 = Constant <value_ints = [2]> ()
+      at_3 = Constant <value_ints = [3]> ()
+      at_23 = Constant <value_ints = [2, 3]> ()
+      at_wide = Unsqueeze (at_a, at_23)
+      at_less = Mul (at_wide, at_s)
+      at_k_wide = Unsqueeze (at_k, at_3)
+      at_u_wide = Unsqueeze (at_u, at_2)
+      at_added = Mul (at_k_wide, at_u_wide)
+      at_changed = Add (at_less, at_added)
+      at_after = Where (at_there, at_changed, at_s)
+      at_kept = Where (at_stays, at_changed, at_n)
+    }}> (known, known, old_decays, old_keys, old_values, there, stays)
+  end, y, decays, adds = Scan <num_scan_inputs = 5, scan_input_axes = [1, 1, 1, 1, 1],
+    scan_output_axes = [1, 1, 1], body = step
+    ({state} at_s, {row} at_g, {key} at_k, {key} at_q, {value} at_v, {row} at_c)
+    => ({state} at_after, {value} at_y, {row} at_a, {value} at_u) {{
+      at_2 = Constant <value_ints = [2]> ()
+      at_3 = Constant <value_ints = [3]> ()
+      at_23 = Constant <value_ints = [2, 3]> ()
+      at_a = Exp (at_g)
+      at_wide = Unsqueeze (at_a, at_23)
+      at_less = Mul (at_wide, at_s)
+      {off}
+      at_c_wide = Unsqueeze (at_c, at_2)
+      at_u = Mul (at_c_wide, at_off)
+      at_k_wide = Unsqueeze (at_k, at_3)
+      at_u_wide = Unsqueeze (at_u, at_2)
+      at_added = Mul (at_k_wide, at_u_wide)
+      at_after = Add (at_less, at_added)
+      at_q_row = Unsqueeze (at_q, at_2)
+      at_y_row = MatMul (at_q_row, at_after)
+      at_y = Squeeze (at_y_row, at_2)
+    }}> (last, decay, k, q, value, beta)
+  read = Identity (y)
+  flat = Constant <value_ints = [1, -1, {parts[1]}]> ()
+  flat_u = Constant <value_ints = [1, -1, {parts[2]}]> ()
+  new_keys = Reshape (normed_key, flat)
+  new_u = Reshape (adds, flat_u)
+  joined = Concat <axis = 2> (decays, new_keys, new_u)
+  added = Unsqueeze (joined, axis1)
+}}"""
 
 
 def _since_projections(view: GraphView, nodes: Iterable[onnx.NodeProto]) -> set[str]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engine.backends import require_runs
-from specrt.engine.ort.kernels import missing_kernels
 from specrt.errors import BuildError, SpecrtError
 from specrt.geometry import LAG, TAKEN_BACK, Geometry
 from specrt_export.precision import BitBound, Precision
@@ -81,12 +80,10 @@ class ModelOptions:
                 "recurrent states for one row: rows of several are padded, and what a pad changes "
                 "in a state stays. Set it to 1"
             )
-        if not self.spec.states or (self.spec.on_cpu and missing_kernels()):
-            lacks = f"; {missing_kernels()}" * self.spec.on_cpu
+        if not self.spec.states:
             raise BuildError(
-                f"{self.recipe}: the {self.role} has layers with a recurrent state, which run on "
-                "specrt's CPU kernels and on TensorRT, not on ONNX Runtime's own operators; build "
-                f"for ort-cpu, tensorrt or tensorrt-rtx{lacks}"
+                f"{self.recipe}: the {self.role} has layers with a recurrent state, which "
+                f"{self.backend} does not run; build for ort-cpu, tensorrt or tensorrt-rtx"
             )
 
     def require_kind(self, kind: str, name: object, error: type[SpecrtError]) -> None:

@@ -7,6 +7,9 @@ import numpy as np
 from specrt.errors import EngineError
 from specrt.geometry import TAKEN_BACK
 
+NOWHERE = 1 << 62
+"""From where a row goes on whose states a pass has left half done."""
+
 
 class StateBases:
     """What passes are told of the states of each row: where they are, and where they shall be.
@@ -37,3 +40,11 @@ class StateBases:
             )
         self.base[row] = held
         self.next[row] = max(held, start - self._lag, start + width - TAKEN_BACK)
+
+    def lose(self, row: int) -> None:
+        """Note a pass that was left half done: the text of the row begins anew."""
+        self.next[row] = NOWHERE
+
+    def copy(self, source: int, to: int) -> None:
+        """Note that a row now holds what another does."""
+        self.next[to] = self.next[source]

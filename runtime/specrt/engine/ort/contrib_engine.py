@@ -22,7 +22,9 @@ from specrt.engine.ort.ort_engine import (
     widths,
 )
 from specrt.engine.protocol import CLOSED, EngineTraits, Feed, pass_size
+from specrt.engine.state_bases import StateBases
 from specrt.errors import EngineError
+from specrt.geometry import LAG, TAKEN_BACK
 
 MOST_BINDINGS = 64
 """Passes that stay bound."""
@@ -43,17 +45,20 @@ class ContribEngine:
         self.geometry = spec.geometry
         self.batch = batch = spec.batch
         self.max_length = max_length = spec.max_length
-        self.max_width = max_width = spec.max_width
+        width = min(spec.max_width, TAKEN_BACK) if self.geometry.recurs else spec.max_width
+        self.max_width = max_width = width  # of states no pass adds more than a window holds
         self._session, self._weights = session, weights
         self.max_rows = max_width
         self._caches = self._allocate()
         self._tokens, self._rows = np.zeros((2, max_width), np.int64)
         self._start = np.zeros(1, np.int64)
+        self._bases = StateBases(batch, 0 if spec.target is None else LAG)
+        self._told = {name: np.zeros(1, np.int64) for name in self.geometry.bases}
         self.features, self._passed, self._hidden = head_memory(
             session, batch, max_length, max_width
         )
         scored = widths(session.get_outputs())["logits"]
-        self.traits = EngineTraits(scored=scored, features=self.features)
+        self.traits = EngineTraits(scored=scored, features=self.features, rewind=self._bases.least)
         self._scores: list[dict[str, NDArray[Any]]] = [{} for _ in range(batch)]
         self._bindings: dict[tuple[int, int, int], Any] = {}
 
@@ -62,7 +67,8 @@ class ContribEngine:
         there = {i.name: tuple(i.shape) for i in self._session.get_inputs()}
         caches = {}
         for name, one in self.geometry.buffers.items():
-            shapes = [(1, one.heads, self.max_length + more, one.width) for more in (0, 1)]
+            positions = [self.geometry.positions(name, self.max_length + more) for more in (0, 1)]
+            shapes = [(1, one.heads, length, one.width) for length in positions]
             shape = there.get(name)
             if shape not in shapes:
                 raise EngineError(
@@ -102,7 +108,17 @@ class ContribEngine:
         self._rows[: feed.rows] = range(width - feed.rows, width)
         if self._hidden is not None:
             self._hidden[0, :width] = check_hidden(feed)
-        run_bound(self._session, binding, width)
+        if self._told:
+            self._bases.advance(feed.row, feed.start, width)
+            for told, known in zip(
+                self._told.values(), (self._bases.base, self._bases.next), strict=True
+            ):
+                told[0] = known[feed.row]
+        try:
+            run_bound(self._session, binding, width)
+        except BaseException:
+            self._bases.lose(feed.row)
+            raise
         if self.features is not None and self._passed is not None:
             keep_features(self.features, feed, self._passed[0, :width])
         views = {name: memory[None, : feed.rows] for name, memory in self._scores[feed.row].items()}
@@ -122,6 +138,8 @@ class ContribEngine:
         bind_input(binding, "input_ids", self._tokens[None, :width])
         bind_input(binding, "start", self._start)
         bind_input(binding, "rows", self._rows[:scored])
+        for name, told in self._told.items():
+            bind_input(binding, name, told)
         if self._hidden is not None:
             bind_input(binding, "hidden", self._hidden[:, :width])
         if self._passed is not None:
@@ -151,8 +169,10 @@ class ContribEngine:
         """Copy the first `length` positions of a row to another; see `PackedEngine.copy_row`."""
         check_copy(self, source, to, length)
         if source != to:
-            for cache in self._caches.values():
-                cache[to, :, :length] = cache[source, :, :length]
+            for name, cache in self._caches.items():
+                until = length if name in self.geometry.in_place else None
+                cache[to, :, :until] = cache[source, :, :until]
+            self._bases.copy(source, to)
             if self.features is not None:
                 self.features[to, :length] = self.features[source, :length]
 

@@ -29,6 +29,7 @@ from specrt.engine.protocol import (
     check_bounds,
     pass_size,
 )
+from specrt.engine.state_bases import NOWHERE
 from specrt.errors import EngineError, first_line, shortage
 from specrt.geometry import BASE, GROUP, STATE, Geometry, is_ring
 from specrt.held_file import HeldFile
@@ -52,10 +53,6 @@ def packed_shape(name: str, heads: int, width: int, batch: int, positions: int) 
     return batch, heads, groups * TILE, -(-width // TILE) * TILE
 
 
-_NOWHERE = 1 << 62
-"""From where a row goes on whose states a pass has left half done."""
-
-
 def least_position(
     written: Sequence[int], back: int, bases: NDArray[np.int64] | None, row: int
 ) -> int:
@@ -63,7 +60,7 @@ def least_position(
     least = max(0, written[row] - back) if back else 0
     if bases is None:
         return least
-    return max(least, int(bases[row])) if bases[row] >= 0 else _NOWHERE
+    return max(least, int(bases[row])) if bases[row] >= 0 else NOWHERE
 
 
 def going_back(geometry: Geometry, max_length: int, ring_width: int) -> int:
