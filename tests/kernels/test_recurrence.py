@@ -151,14 +151,16 @@ class Text:
         return np.stack([self.y[r][p] for r, p in zip(fed.slots, fed.positions, strict=True)])
 
 
-def rounds(text: Text, layer: Any, seed: int) -> Iterator[Pass]:
+def rounds(text: Text, layer: Any, seed: int, widest: int = 40) -> Iterator[Pass]:
     """Read all rows by passes of random widths, of which a random part is kept."""
     rng, rows = np.random.default_rng(seed), text.case.rows
     starts = np.zeros(rows, np.int64)
     while starts.min() < LENGTH:
         spans = []
         for row in rng.permutation(rows):
-            width = int(rng.choice([0, 1, int(rng.integers(1, 10)), int(rng.integers(1, 41))]))
+            width = int(
+                rng.choice([0, 1, int(rng.integers(1, 10)), int(rng.integers(1, widest + 1))])
+            )
             width = min(width, LENGTH - starts[row])
             spans += [(row, starts[row], width)] if width else []
         if not spans:
