@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -281,7 +282,9 @@ def on_a_gpu(one: Exported, folder: Path) -> Iterator[TensorRtEngine]:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.nightly)])
-def test_plans_go_back_by_what_their_windows_hold(exported: Zoo, tmp_path: Path, name: str) -> None:
+def test_plans_go_back_by_what_their_windows_hold(
+    exported: Zoo, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Passes are wider than windows now and then; a state that is read is not written."""
     with on_a_gpu(exported(name), tmp_path) as engine:
         rounds = Rounds(engine, 0, WIDE, 2e-4)
@@ -290,3 +293,12 @@ def test_plans_go_back_by_what_their_windows_hold(exported: Zoo, tmp_path: Path,
         least = engine.traits.rewind(0)
         with pytest.raises(EngineError, match=f"from position {least} on"):
             engine.forward([[1]], least - 1)
+        text = rounds.texts[0].tolist()
+        engine.forward([text[:WIDE]], 0, 1)
+        rest = [text[WIDE:][:WIDEST]]
+        with monkeypatch.context() as patched:
+            patched.setattr(GraphDouble, "run", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                engine.forward(rest, WIDE)
+        found = engine.forward(rest, WIDE).logits[0]  # runs again, of states as they were
+        assert np.allclose(found, rounds.plain[0][WIDE:][:WIDEST], rtol=0, atol=2e-4)

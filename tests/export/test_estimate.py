@@ -146,6 +146,14 @@ def test_layers_that_see_few_positions_keep_few_of_a_long_text(
     assert "KV buffers 25.77 GB (5.13 GB in rings, which ort-cpu without kernels does not" in line
 
 
+def test_a_model_without_attention_is_estimated(tmp_path: Path) -> None:
+    folder = tmp_path / "nemotron3-nano-4b"
+    shutil.copytree(ENGINES / folder.name, folder)
+    shapes = (folder / "shape.json").read_text("utf-8")
+    (folder / "shape.json").write_text(shapes.replace("full_attention", "mlp"), "utf-8")
+    assert estimate(read_recipe(folder / "recipe.toml")).models[0].working_bytes > 0
+
+
 def test_a_dry_run_loads_nothing_heavy_and_prints_one_object(tmp_path: Path) -> None:
     recipe = ENGINES / "qwen3-8b" / "recipe.toml"
     arguments = ["build", "--dry-run", "--json", "--bandwidth", "50", str(recipe)]

@@ -536,7 +536,7 @@ def _working(
     """
     g = shape.geometry
     attending = [own for own in g.memories if own.kind in (ATTENTION, LENT)]
-    joined = max((g.heads + 2 * own.kv_heads) * own.key_width for own in attending)
+    joined = max(((g.heads + 2 * own.kv_heads) * own.key_width for own in attending), default=0)
     products = 3 * shape.intermediate + joined + 3 * shape.hidden
     queries = options.prefill * (g.heads + 1)
     queries = min(queries, KERNEL_QUERIES) if on_cpu else queries

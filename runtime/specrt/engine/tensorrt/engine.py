@@ -204,20 +204,26 @@ class TensorRtEngine:
         bound = self._passes.get(shape) or self._bind(shape)
         bound.tokens[:] = batch
         bound.start[:] = starts
+        caches, held = self.model.caches, self._bases.next.copy()
+        parity = caches.parity
         if bound.bases:
             self._bases.advance(0, first, width)
-            for place, known in zip(bound.bases, (self._bases.base, self._bases.next), strict=True):
-                place[:] = known
-        caches = self.model.caches
         try:
+            told = self._bases.base, self._bases.next
+            for place, known in zip(bound.bases, told, strict=False):
+                place[:] = known
             if self.handover is None:
-                bound.run(caches.parity, nothing)
+                bound.run(parity, nothing)
             else:
                 self._hand_over(self.handover, bound, shape)
+            caches.swap()
         except EngineError as error:
             self.end(error)
             raise
-        caches.swap()
+        except BaseException:  # Ctrl-C: states are as before in the set that was read
+            if caches.parity == parity:
+                self._bases.next[:] = held
+            raise
         return bound.scores
 
     def _hand_over(self, handover: Handover, bound: PlanPass, shape: PassShape) -> None:
