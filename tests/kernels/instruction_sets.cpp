@@ -553,6 +553,24 @@ void check_norms(const Kernels& kernels, const Kernels& reference) {
     }
 }
 
+void check_sums(const Kernels& kernels, const Kernels& reference) {
+  Random random;
+  for (const size_t width : kSizes) {
+    constexpr size_t rows = 5;
+    const Buffer<float> parts(rows * width), y(width), true_y(width);
+    for (size_t i = 0; i < rows * width; i++) parts[i] = random.between(-10, 10);
+    parts[width / 2] = HUGE_VALF;
+    const size_t places[] = {3, 1, 3, 0};
+    const float weights[] = {0.3F, random.between(-1, 1), 0, 1e-20F};
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{4}}) {
+      kernels.add_rows(parts.data(), places, weights, count, width, y.data());
+      reference.add_rows(parts.data(), places, weights, count, width, true_y.data());
+      compare(std::string(kernels.name) + " sums of " + std::to_string(width), y.data(),
+              true_y.data(), width);
+    }
+  }
+}
+
 // Rows with ties, of numbers of both infinities, of none; and with the largest in every place.
 void check_scores(const Kernels& kernels, const Kernels& reference) {
   Random random;
@@ -588,6 +606,7 @@ void check(const Kernels& kernels) {
   const Kernels& reference = *find_kernels("scalar");
   digest = 0xCBF29CE484222325;
   check_norms(kernels, reference);
+  check_sums(kernels, reference);
   check_scores(kernels, reference);
   for (const Product& product : kProducts) {
     check_product(kernels, reference, product, Activation::none, true);

@@ -12,7 +12,7 @@ template <class V>
 constexpr Kernels kernels_of(const char* name, bool (*supported)()) {
   return {name,         supported,        quantize_rows<V>, multiply_all<V>, multiply_all_floats<V>,
           append_token, attend_tokens<V>, prepare_step<V>,  recur_head<V>,   normalize_rows<V>,
-          score_row<V>, read_all<V>,      multiply_only<V>};
+          add_rows<V>,  score_row<V>,     read_all<V>,      multiply_only<V>};
 }
 
 // A kernel of another instruction set: a jump there, not its code a second time.
@@ -39,6 +39,7 @@ constexpr Kernels kernels_over(
           Shared<Other, &Kernels::prepare>::run,
           Shared<Other, &Kernels::recur>::run,
           Shared<Other, &Kernels::normalize>::run,
+          Shared<Other, &Kernels::add_rows>::run,
           Shared<Other, &Kernels::score>::run,
           Shared<Other, &Kernels::read>::run,
           multiply_only};

@@ -98,7 +98,8 @@ void multiply_exactly(const Weights& weights, const float* x, std::size_t rows, 
     part.block = part.scale_bytes = 0;
     part.offset = Offset::none;
     part.tiles = step;
-    part.outputs = weights.outputs - tile * kTile;
+    // None where a last strip is filled up with tiles.
+    part.outputs = weights.outputs > tile * kTile ? weights.outputs - tile * kTile : 0;
     part.values = reinterpret_cast<const std::uint8_t*>(floats.data());
     Output moved = output;
     moved.y += tile / step * kTile;

@@ -298,6 +298,9 @@ struct Kernels {
   // Norm rows [rows, inputs] into y, which is other memory.
   void (*normalize)(const Norm& norm, const float* x, std::size_t rows, std::size_t inputs,
                     float* y);
+  // Add rows of `width`: y is the sum of weights[i] * rows[places[i]], one after another.
+  void (*add_rows)(const float* rows, const std::size_t* places, const float* weights,
+                   std::size_t count, std::size_t width, float* y);
   // Find the first of the largest of `count` logits, -1 where one is not a number or the largest is
   // infinite; and its share of the softmax where `confidence` is given, no number then.
   void (*score)(const float* logits, std::size_t count, std::int64_t* best, float* confidence);

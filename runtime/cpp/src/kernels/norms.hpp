@@ -1,5 +1,5 @@
-// Norms of rows in terms of a vector of 16 lanes. Included inside an anonymous namespace with
-// tiles.hpp, which it brings.
+// Norms and sums of rows in terms of a vector of 16 lanes. Included inside an anonymous namespace
+// with tiles.hpp, which it brings.
 #pragma once
 
 #include "kernels/tiles.hpp"
@@ -55,5 +55,17 @@ void normalize_rows(const Norm& norm, const float* x, std::size_t rows, std::siz
     normalize_row<V>(own, x + row * inputs, inputs, y + row * inputs);
     if (own.residual != nullptr) own.residual += inputs;
     if (own.sum != nullptr) own.sum += inputs;
+  }
+}
+
+template <class V>
+void add_rows(const float* rows, const std::size_t* places, const float* weights, std::size_t count,
+              std::size_t width, float* y) {
+  for (std::size_t i = 0; i < width; i += kTile) {
+    auto sum = V::spread(0);
+    for (std::size_t part = 0; part < count; part++)
+      sum = V::fma(load_before<V>(rows + places[part] * width, i, width, 0),
+                   V::spread(weights[part]), sum);
+    store_before<V>(y, i, width, sum);
   }
 }

@@ -8,6 +8,16 @@
 //     fp8, bf16, fp16, fp32; activation: none, silu, gelu; exact: 1 multiplies codes with rows that
 //     are not quantized; norm: none, rms, layer; epsilon.
 //
+//   Experts(x, experts, weights, gate_up, down (, gate_up_bias, down_bias)) -> y
+//     A mixture of experts, of which each token takes some: x [..., H] fp32; experts [..., slots]
+//     int64 names them, and weights [..., slots] says what each counts:
+//     y = sum over slots of weights * down(activation(gate(x)) * up(x)), in the order of the slots.
+//     gate_up and down are the experts' tiles, in whole strips, as `Weights` says;
+//     biases [experts, tiles * 16]. Each expert that a pass names is read once. y has the shape of
+//     x.
+//     Attributes: experts, H, I (of an expert inside); block_size, format of gate_up;
+//     down_block_size, down_format; activation: silu, gelu; exact.
+//
 //   Scores(logits) -> argmax (, confidence)
 //     logits [..., V]; argmax [...] int64, the first of the largest, -1 where one is not a number
 //     or the largest is infinite; confidence [...], its share of the softmax, no number then.
@@ -247,11 +257,16 @@ constexpr std::size_t kPartScores = 32 << 10;
 // Weights as the attributes of an operator and one of its inputs describe them.
 class StoredWeights {
  public:
-  explicit StoredWeights(const OrtKernelInfo* info) {
-    weights_.outputs = size(info, "N");
-    weights_.inputs = size(info, "K");
-    weights_.block = size(info, "block_size");
-    const std::string name = text(info, "format");
+  explicit StoredWeights(const OrtKernelInfo* info)
+      : StoredWeights(info, size(info, "N"), size(info, "K"), "") {}
+
+  // Of this size; the names of their attributes begin with `prefix`.
+  StoredWeights(const OrtKernelInfo* info, std::size_t outputs, std::size_t inputs,
+                const std::string& prefix) {
+    weights_.outputs = outputs;
+    weights_.inputs = inputs;
+    weights_.block = size(info, (prefix + "block_size").c_str());
+    const std::string name = text(info, (prefix + "format").c_str());
     const std::size_t dash = name.find('-');
     weights_.format = format(name, name.substr(0, dash));
     if (dash != std::string::npos) weights_.offset = offset(name, name.substr(dash + 1));
@@ -264,17 +279,18 @@ class StoredWeights {
                                std::to_string(block) + " are none that specrt multiplies with");
   }
 
-  // With the memory of the input at `index`; `tiles` of them.
-  Weights read(const OrtKernelContext* context, std::size_t index, std::size_t tiles) const {
+  // With the memory of the input at `index`; `tiles` of them, `times` one after another.
+  Weights read(const OrtKernelContext* context, std::size_t index, std::size_t tiles,
+               std::size_t times = 1) const {
     const Tensor values = input(context, index);
     Weights weights = weights_;
     weights.values = static_cast<const std::uint8_t*>(values.data);
     weights.tiles = tiles;
     // Their size says whether scales have 2 bytes or 4.
     if (weights.block > 0) weights.scale_bytes = sizeof(std::uint16_t);
-    if (weights.block > 0 && values.items() != tiles * weights.tile_bytes())
+    if (weights.block > 0 && values.items() != times * tiles * weights.tile_bytes())
       weights.scale_bytes = sizeof(float);
-    if (values.items() != tiles * weights.tile_bytes())
+    if (values.items() != times * tiles * weights.tile_bytes())
       throw std::runtime_error("weights have another size than the attributes say");
     return weights;
   }
@@ -320,6 +336,57 @@ struct Operator {
 
 std::size_t tiles_of(std::size_t outputs) { return (outputs + kTile - 1) / kTile; }
 
+Activation read_activation(const OrtKernelInfo* info) {
+  const std::string name = text(info, "activation");
+  if (name == "none") return Activation::none;
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  throw std::runtime_error("an operator of specrt has the activation '" + name +
+                           "'; expected none, silu or gelu");
+}
+
+// Memory of a thread; what was there is overwritten.
+template <class Number>
+Number* reserve(std::vector<Number>& memory, std::size_t count) {
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+
+// Memory of quantized rows.
+struct RowCodes {
+  std::vector<std::int8_t> codes;
+  std::vector<float> scales, totals;
+  std::vector<std::int32_t> sums;
+
+  QuantizedRows rows(std::size_t count, const Weights& weights) {
+    const std::size_t blocks = count * (weights.inputs / weights.block);
+    return {reserve(codes, count * weights.inputs), reserve(scales, blocks), reserve(sums, blocks),
+            reserve(totals, blocks)};
+  }
+};
+
+// Those from `row` on.
+QuantizedRows behind(const QuantizedRows& rows, std::size_t row, const Weights& weights) {
+  const std::size_t inputs = row * weights.inputs, blocks = inputs / weights.block;
+  return {rows.codes + inputs, rows.scales + blocks, rows.sums + blocks, rows.totals + blocks};
+}
+
+// The norm of the rows that begin after some floats.
+Norm behind(Norm norm, std::size_t floats) {
+  if (norm.residual != nullptr) norm.residual += floats;
+  if (norm.sum != nullptr) norm.sum += floats;
+  return norm;
+}
+
+// Run `body(row, count)` for kPartRows rows at a time.
+template <class Body>
+void in_shares(OrtKernelContext* context, std::size_t rows, const Body& body) {
+  parallel(context, (rows + kPartRows - 1) / kPartRows, [&](std::size_t part) {
+    const std::size_t begin = part * kPartRows;
+    body(begin, rows - begin < kPartRows ? rows - begin : kPartRows);
+  });
+}
+
 class MatMul : public Operator {
  public:
   static constexpr const char* kName = "MatMul";
@@ -330,9 +397,7 @@ class MatMul : public Operator {
   }
 
   explicit MatMul(const OrtKernelInfo* info)
-      : stored_(info),
-        activation_(activation(text(info, "activation"))),
-        is_exact_(integer(info, "exact") != 0) {
+      : stored_(info), activation_(read_activation(info)), is_exact_(integer(info, "exact") != 0) {
     const std::string norm = text(info, "norm");
     if (norm != "none" && norm != "rms" && norm != "layer")
       throw std::runtime_error("specrt.MatMul has the norm '" + norm +
@@ -363,14 +428,6 @@ class MatMul : public Operator {
   }
 
  private:
-  static Activation activation(const std::string& name) {
-    if (name == "none") return Activation::none;
-    if (name == "silu") return Activation::silu;
-    if (name == "gelu") return Activation::gelu;
-    throw std::runtime_error("specrt.MatMul has the activation '" + name +
-                             "'; expected none, silu or gelu");
-  }
-
   Norm read_norm(OrtKernelContext* context, const Tensor& x) const {
     const Tensor residual = input(context, 3), weight = input(context, 4), bias = input(context, 5);
     if (weight.data == nullptr || weight.items() != stored_.inputs() ||
@@ -418,22 +475,6 @@ class MatMul : public Operator {
     }
   }
 
-  // The norm of the rows that begin after some floats.
-  static Norm behind(Norm norm, std::size_t floats) {
-    if (norm.residual != nullptr) norm.residual += floats;
-    if (norm.sum != nullptr) norm.sum += floats;
-    return norm;
-  }
-
-  // Run `body(row, count)` for kPartRows rows at a time.
-  template <class Body>
-  static void in_shares(OrtKernelContext* context, std::size_t rows, const Body& body) {
-    parallel(context, (rows + kPartRows - 1) / kPartRows, [&](std::size_t part) {
-      const std::size_t begin = part * kPartRows;
-      body(begin, rows - begin < kPartRows ? rows - begin : kPartRows);
-    });
-  }
-
   static const float* normalize(OrtKernelContext* context, std::size_t inputs, const Norm& norm,
                                 const float* x, std::size_t rows) {
     thread_local std::vector<float> memory;
@@ -447,12 +488,9 @@ class MatMul : public Operator {
 
   QuantizedRows quantize(OrtKernelContext* context, const Weights& weights, const Norm& norm,
                          const float* x, std::size_t rows) const {
-    thread_local std::vector<std::int8_t> codes;
-    thread_local std::vector<float> scales, totals;
-    thread_local std::vector<std::int32_t> sums;
-    const std::size_t inputs = weights.inputs, blocks = inputs / weights.block;
-    const QuantizedRows all{reserve(codes, rows * inputs), reserve(scales, rows * blocks),
-                            reserve(sums, rows * blocks), reserve(totals, rows * blocks)};
+    thread_local RowCodes codes;
+    const std::size_t inputs = weights.inputs;
+    const QuantizedRows all = codes.rows(rows, weights);
     in_shares(context, rows, [&](std::size_t row, std::size_t count) {
       thread_local std::vector<float> memory;
       const float* from = x + row * inputs;
@@ -461,24 +499,208 @@ class MatMul : public Operator {
         kernels().normalize(behind(norm, row * inputs), from, count, inputs, normed);
         from = normed;
       }
-      kernels().quantize(from, count, inputs, weights.block,
-                         {all.codes + row * inputs, all.scales + row * blocks,
-                          all.sums + row * blocks, all.totals + row * blocks});
+      kernels().quantize(from, count, inputs, weights.block, behind(all, row, weights));
     });
     return all;
-  }
-
-  // Memory of a thread; what was there is overwritten.
-  template <class Number>
-  static Number* reserve(std::vector<Number>& memory, std::size_t count) {
-    if (memory.size() < count) memory.resize(count);
-    return memory.data();
   }
 
   StoredWeights stored_;
   Activation activation_;
   bool is_exact_, has_norm_;
   Norm norm_{};
+};
+
+// Tokens that go through the experts together: enough that an expert is multiplied with for longer
+// than it takes to come from memory.
+constexpr std::size_t kMostTokens = 256;
+
+class Experts : public Operator {
+ public:
+  static constexpr const char* kName = "Experts";
+  static constexpr std::size_t kInputs = 7, kOutputs = 1;
+  static bool is_required(std::size_t index) { return index < 5; }
+  static ONNXTensorElementDataType input_type(std::size_t index) {
+    if (index == 1) return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    return index == 3 || index == 4 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8
+                                    : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  }
+
+  explicit Experts(const OrtKernelInfo* info)
+      : experts_(size(info, "experts")),
+        gate_up_(info, 2 * size(info, "I"), size(info, "H"), ""),
+        down_(info, size(info, "H"), size(info, "I"), "down_"),
+        activation_(read_activation(info)),
+        is_exact_(integer(info, "exact") != 0) {
+    if (experts_ == 0 || activation_ == Activation::none)
+      throw std::runtime_error("specrt.Experts has " + std::to_string(experts_) +
+                               " experts; expected 1 or more, with an activation");
+  }
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor x = input(context, 0), named = input(context, 1), shares = input(context, 2);
+    const std::size_t width = down_.outputs();
+    if (x.shape.empty() || static_cast<std::size_t>(x.shape.back()) != width ||
+        named.shape.size() != x.shape.size() || shares.shape != named.shape)
+      throw std::runtime_error("specrt.Experts got inputs of another size than its attributes say");
+    const std::size_t tokens = x.items() / width;
+    const auto slots = static_cast<std::size_t>(named.shape.back());
+    if (named.items() != tokens * slots)
+      throw std::runtime_error("specrt.Experts got experts of other tokens than it has");
+    const Layer gate_up = read(context, gate_up_, 3, 5, 2 * tiles_of(down_.inputs()));
+    const Layer down = read(context, down_, 4, 6, tiles_of(width));
+    float* y = floats(context, 0, x.shape);
+    for (std::size_t first = 0; first < tokens; first += kMostTokens) {
+      const std::size_t count = tokens - first < kMostTokens ? tokens - first : kMostTokens;
+      const Routed routed =
+          route(static_cast<const std::int64_t*>(named.data) + first * slots, count, slots);
+      run(context, gate_up, down, routed, static_cast<const float*>(x.data) + first * width,
+          static_cast<const float*>(shares.data) + first * slots, y + first * width);
+    }
+  }
+
+ private:
+  // A product of each expert.
+  struct Layer {
+    Weights weights;  // of the first
+    const float* bias;
+    bool has_codes;
+
+    std::size_t bytes() const { return weights.tiles * weights.tile_bytes(); }
+  };
+
+  // Slots of some tokens by expert: those of one follow each other, in the order of the tokens.
+  struct Routed {
+    struct Part {
+      std::size_t expert, first, count;
+    };
+    std::size_t tokens, slots;
+    std::vector<Part> parts;            // of experts that are named
+    std::vector<std::size_t> token_of;  // by place
+    std::vector<std::size_t> place_of;  // [tokens, slots]
+  };
+
+  Layer read(const OrtKernelContext* context, const StoredWeights& stored, std::size_t index,
+             std::size_t bias_index, std::size_t wanted) const {
+    const std::size_t tiles = (wanted + kStrip - 1) / kStrip * kStrip;
+    const Tensor bias = input(context, bias_index);
+    if (bias.data != nullptr && bias.items() != experts_ * tiles * kTile)
+      throw std::runtime_error("specrt.Experts got a bias of another size than its experts");
+    const Weights weights = stored.read(context, index, tiles, experts_);
+    return {weights, static_cast<const float*>(bias.data), weights.has_codes() && !is_exact_};
+  }
+
+  // Sort slots by counting.
+  Routed route(const std::int64_t* named, std::size_t tokens, std::size_t slots) const {
+    std::vector<std::size_t> ends(experts_ + 1);
+    for (std::size_t i = 0; i < tokens * slots; i++) {
+      if (static_cast<std::uint64_t>(named[i]) >= experts_)
+        throw std::runtime_error("specrt.Experts got expert " + std::to_string(named[i]) +
+                                 "; it has " + std::to_string(experts_));
+      ends[static_cast<std::size_t>(named[i]) + 1]++;
+    }
+    Routed routed{tokens,
+                  slots,
+                  {},
+                  std::vector<std::size_t>(tokens * slots),
+                  std::vector<std::size_t>(tokens * slots)};
+    for (std::size_t expert = 0; expert < experts_; expert++) {
+      if (ends[expert + 1] > 0) routed.parts.push_back({expert, ends[expert], ends[expert + 1]});
+      ends[expert + 1] += ends[expert];
+    }
+    for (std::size_t i = 0; i < tokens * slots; i++) {
+      const std::size_t place = ends[static_cast<std::size_t>(named[i])]++;
+      routed.token_of[place] = i / slots;
+      routed.place_of[i] = place;
+    }
+    return routed;
+  }
+
+  void run(OrtKernelContext* context, const Layer& gate_up, const Layer& down, const Routed& routed,
+           const float* x, const float* shares, float* y) const {
+    const std::size_t places = routed.token_of.size();
+    const std::size_t width = down.weights.outputs, inner = down.weights.inputs;
+    thread_local std::vector<float> memory_of_inner, memory_of_outputs;
+    float* hidden = reserve(memory_of_inner, places * inner);
+    float* outputs = reserve(memory_of_outputs, places * width);
+    multiply(context, gate_up, routed, x, &routed.token_of, {hidden, inner, nullptr, activation_});
+    multiply(context, down, routed, hidden, nullptr, {outputs, width, nullptr, Activation::none});
+    in_shares(context, routed.tokens, [&](std::size_t first, std::size_t count) {
+      for (std::size_t at = first * routed.slots; at < (first + count) * routed.slots;
+           at += routed.slots)
+        kernels().add_rows(outputs, routed.place_of.data() + at, shares + at, routed.slots, width,
+                           y + at / routed.slots * width);
+    });
+  }
+
+  // Multiply the rows of each place with its expert. `row_of` says by place which rows of x these
+  // are; none: those in order.
+  void multiply(OrtKernelContext* context, const Layer& layer, const Routed& routed, const float* x,
+                const std::vector<std::size_t>* row_of, const Output& result) const {
+    const std::size_t places = routed.token_of.size();
+    const std::size_t rows = row_of == nullptr ? places : routed.tokens;
+    QuantizedRows codes{};
+    if (layer.has_codes) {
+      thread_local RowCodes memory, memory_by_place;
+      codes = memory.rows(rows, layer.weights);
+      in_shares(context, rows, [&](std::size_t row, std::size_t count) {
+        kernels().quantize(x + row * layer.weights.inputs, count, layer.weights.inputs,
+                           layer.weights.block, behind(codes, row, layer.weights));
+      });
+      if (row_of != nullptr) codes = gather(codes, memory_by_place, *row_of, layer.weights);
+    } else if (row_of != nullptr) {
+      thread_local std::vector<float> memory;
+      float* gathered = reserve(memory, places * layer.weights.inputs);
+      for (std::size_t place = 0; place < places; place++)
+        std::memcpy(gathered + place * layer.weights.inputs,
+                    x + (*row_of)[place] * layer.weights.inputs,
+                    layer.weights.inputs * sizeof(float));
+      x = gathered;
+    }
+    const std::size_t tiles = layer.weights.tiles, strips = (tiles + kStrip - 1) / kStrip;
+    const std::size_t wanted = layer.bytes() / kPartBytes + 1;
+    const std::size_t shares = wanted < strips ? wanted : strips;
+    parallel(context, routed.parts.size() * shares, [&](std::size_t index) {
+      const auto& part = routed.parts[index / shares];
+      const std::size_t share = index % shares;
+      const auto first = [&](std::size_t of) {
+        const std::size_t tile = strips * of / shares * kStrip;
+        return tile < tiles ? tile : tiles;
+      };
+      Weights weights = layer.weights;
+      weights.values += part.expert * layer.bytes();
+      Output to = result;
+      to.y += part.first * result.stride;
+      if (layer.bias != nullptr) to.bias = layer.bias + part.expert * tiles * kTile;
+      const std::size_t begin = first(share), end = first(share + 1);
+      const float* own = x + part.first * weights.inputs;
+      if (layer.has_codes)
+        kernels().multiply(weights, behind(codes, part.first, weights), part.count, begin, end, to);
+      else if (is_exact_ && weights.block > 0)
+        multiply_exactly(weights, own, part.count, begin, end, to);
+      else
+        kernels().multiply_floats(weights, own, part.count, begin, end, to);
+    });
+  }
+
+  static QuantizedRows gather(const QuantizedRows& from, RowCodes& memory,
+                              const std::vector<std::size_t>& row_of, const Weights& weights) {
+    const std::size_t blocks = weights.inputs / weights.block;
+    const QuantizedRows all = memory.rows(row_of.size(), weights);
+    for (std::size_t place = 0; place < row_of.size(); place++) {
+      const QuantizedRows one = behind(from, row_of[place], weights),
+                          to = behind(all, place, weights);
+      std::memcpy(to.codes, one.codes, weights.inputs);
+      std::memcpy(to.scales, one.scales, blocks * sizeof *to.scales);
+      std::memcpy(to.sums, one.sums, blocks * sizeof *to.sums);
+      std::memcpy(to.totals, one.totals, blocks * sizeof *to.totals);
+    }
+    return all;
+  }
+
+  std::size_t experts_;
+  StoredWeights gate_up_, down_;
+  Activation activation_;
+  bool is_exact_;
 };
 
 class Scores : public Operator {
@@ -1158,9 +1380,9 @@ OrtStatus* register_operators(OrtSessionOptions* options, const OrtApiBase* base
     OrtCustomOpDomain* made = nullptr;
     if (OrtStatus* status = entries.CreateCustomOpDomain("specrt", &made)) return status;
     for (const OrtCustomOp* op :
-         {&described<MatMul>(), &described<Embedding>(), &described<AttentionOperator>(),
-          &described<CrossAttention>(), &described<Convolution>(), &described<RecurrenceOperator>(),
-          &described<Scores>()})
+         {&described<MatMul>(), &described<Experts>(), &described<Embedding>(),
+          &described<AttentionOperator>(), &described<CrossAttention>(), &described<Convolution>(),
+          &described<RecurrenceOperator>(), &described<Scores>()})
       if (OrtStatus* status = entries.CustomOpDomain_Add(made, op)) return status;
     domain = made;
   }
