@@ -52,6 +52,10 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 16),
     **dict.fromkeys(("mamba_n_groups", "mamba_ngroups", "n_groups"), 1),
     "mamba_d_ssm": 64,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
+    **dict.fromkeys(("moe_num_experts", "num_routed_experts"), 8),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "n_group"), 2),
+    **dict.fromkeys(("topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 512),
     "max_target_positions": 512,
     "max_source_positions": 64,
@@ -64,12 +68,9 @@ SIZES: dict[str, Any] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "granitemoehybrid": {
-        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 64,
-    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
-    "qwen3_next": {"mlp_only_layers": [*range(48)]},
 }  # fmt: skip
 """Options of types whose default has experts, or whose sizes must fit each other."""
 OFTEN_REFUSED = ("layer_types", "head_dim", "num_key_value_heads", "sliding_window", "q_lora_rank")
@@ -107,9 +108,9 @@ def save_checkpoint(kind: str, folder: Path) -> None:
             if left_out == OFTEN_REFUSED:
                 raise
     # Norms and biases start as ones and zeros, where dropping them would not show.
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            parameter.data += 0.1 * torch.randn_like(parameter)
+    for tensor in model.state_dict().values():
+        if tensor.ndim == 1 and tensor.is_floating_point():
+            tensor.add_(0.1 * torch.randn_like(tensor))
     model.save_pretrained(folder)
 
 
@@ -221,7 +222,7 @@ each sliding window; rows of an encoder-decoder are texts of sources of differen
 is the largest error of a logit over the largest logit; that of Gemma 4 is rounding, since its
 attention scales no scores, and eager is further from float64 than the graph is. A refusal is about
 the type's default config: a dense model of a type whose default has experts may export, as
-`granitemoehybrid`, `nemotron_h` and `qwen3_next` were tried.
+`nemotron_h` was tried; `gemma4_text`, without experts by default, exports with them.
 `gemma4_assistant` and `gemma4_unified_assistant` are heads, which [draft](drafting.md#heads).
 
 This page is written by `python tools/survey_models.py`.
@@ -232,7 +233,8 @@ SHORT = (
         r"\w+ numbers positions from its padding token.*",
         "positions numbered from the padding token",
     ),
-    (r"it is a mixture of experts \(.*", "a mixture of experts: its routing does not trace"),
+    (r"it is a mixture of experts \(.*", "experts that do not use the experts interface"),
+    (r"\w+ has experts of a kind that.*", "experts without a gate, with biases or another gate"),
     (r"transformers' \w+ computes attention itself.*", "does not use the attention interface"),
     (
         r"its layers change their state by another rule.*",

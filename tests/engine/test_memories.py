@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lower.lowering import Lowering, lowered
-from portable.zoo import RECURRENT, Exported
+from portable.zoo import EXPERTS, RECURRENT, Exported
 from specrt.engine.engine_spec import EngineSpec
 from specrt.engine.head_engine import TrimmedEngine
 from specrt.engine.ort.kernels import missing_kernels
@@ -51,11 +51,11 @@ WIDE = 48
 """Tokens of a pass that no window holds."""
 CASES = [
     ("gemma3", "fp32"), ("gemma4", "int8"), ("lfm2", "int4"), ("qwen3_5", "fp32"),
-    ("gemma4", "int8 contrib"), ("qwen3_5", "fp32 contrib"),
+    ("gemma4", "int8 contrib"), ("qwen3_5", "fp32 contrib"), ("granitemoe", "int8"),
     *(
         pytest.param(name, precision, marks=pytest.mark.nightly)
         for name in (
-            "gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3", *RECURRENT,
+            "gemma3", "gemma4", "gemma4_unified", "minicpm3", "lfm2", "lfm3", *RECURRENT, *EXPERTS,
         )
         for precision in ("fp32", "int8", "int4")
     ),

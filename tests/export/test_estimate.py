@@ -30,6 +30,8 @@ SHAPES = {
 PUBLISHED = {
     "qwen3-8b target": 8_190_735_360,
     "qwen3-4b target": 4_022_468_096,
+    "qwen3-30b-a3b target": 30_532_122_624,
+    "qwen3-30b-a3b draft": 596_049_920,
     "qwen3-8b draft": 596_049_920,
     "llama3.1-8b target": 8_030_261_248,
     "llama3.1-8b draft": 1_235_814_400,
@@ -110,7 +112,7 @@ def test_shapes_have_the_parameters_of_transformers_models(name: str) -> None:
 
 def test_every_ready_recipe_is_estimated_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = sorted(path for p in ENGINES.glob("*/shape.json") for path in p.parent.glob("*.toml"))
-    assert len(recipes) == 37
+    assert len(recipes) == 38
     monkeypatch.setattr("specrt_export.estimate.estimate.cached_file", lambda source, name: None)
     for path in recipes:
         recipe = read_recipe(path)

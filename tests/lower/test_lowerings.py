@@ -16,6 +16,7 @@ import pytest
 from lower.lowering import LOWERINGS, Case, Lowering, findings, lowered
 from lower.test_half import stays_on_device
 from portable.zoo import (
+    EXPERTS,
     MEMORIES,
     MODELS,
     NEIGHBOURS,
@@ -35,7 +36,8 @@ from specrt_export.lower.lazy_tensor import (
 )
 from specrt_export.lower.projections import SPECRT, find_projection, find_projections
 from specrt_export.lower.view import GraphView
-from specrt_export.portable.graph import runs_here
+from specrt_export.portable.experts_function import EXPERTS as FUNCTIONS
+from specrt_export.portable.graph import read_graph, runs_here
 from support.kernels import without_kernels
 
 pytestmark = pytest.mark.skipif(
@@ -150,6 +152,31 @@ def test_layers_that_remember_in_other_ways_run_on_a_cpu(
     assert len(shared) == kinds[SHARED]
     assert all(len(n.output) == 1 for n in shared), "it writes nothing"
     assert not {n.op_type for n in case.model.graph.node} & {"Conv", "GatherND", "TensorScatter"}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize(
+    ("name", "how"), matrix([*EXPERTS], ["cpu", "cpu-rows", "cpu-int8", "cpu-int4"], ("cpu",))
+)
+def test_mixtures_of_experts_run_on_a_cpu(
+    lower: Callable[[str, str], Case], name: str, how: str
+) -> None:
+    case = lower(name, how)
+    assert case.error() <= LOWERINGS[how].error
+    found = Counter(n.op_type for n in case.model.graph.node if n.domain == SPECRT)
+    portable = read_graph(case.source.graph).graph.node
+    assert found["Experts"] == sum(n.op_type in FUNCTIONS.values() for n in portable) > 0
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("how", ["cuda-fp16", "tensorrt"])
+def test_mixtures_of_experts_are_refused_elsewhere(
+    lower: Callable[[str, str], Case], how: str
+) -> None:
+    with pytest.raises(BuildError, match=r"a mixture of experts, which .* does not run"):
+        lower("granitemoe", how)
+    with without_kernels(), pytest.raises(BuildError, match=r"kernels alone run; .* missing"):
+        lower("granitemoe", "cpu")
 
 
 @pytest.mark.export

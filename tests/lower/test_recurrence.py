@@ -21,7 +21,7 @@ from specrt_export.lower.canonical import fix_shapes
 from specrt_export.lower.recurrence import write_out_recurrences
 from specrt_export.lower.view import Counts, GraphView
 from specrt_export.lower.window import Windows
-from specrt_export.portable.state_function import DOMAIN, RECURRENCE, define
+from specrt_export.portable.state_function import DOMAIN, RECURRENCE, define, function
 
 Change = Callable[[onnx.GraphProto], None]
 WIDEST, IN_ORDER = 40, 0
@@ -84,7 +84,7 @@ class Written:
         ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "S"])
         graph = helper.make_graph([node], "g", [ids, *values[: len(fed)]], values[len(fed) :])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-        define(model)
+        define(model, function())
         return model
 
     def run(self, fed: Pass) -> NDArray[Any]:

@@ -43,6 +43,9 @@ LONG = {
 OWN: dict[str, dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "head_dim": 32},
     "qwen3": {"head_dim": 32},
+    "qwen3_moe": {
+        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    },
     "mistral": {"sliding_window": None, "head_dim": 32},
     "smollm3": {"no_rope_layers": [1, 0]},
     "gemma3_text": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": ALTERNATING},

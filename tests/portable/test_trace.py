@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from specrt.errors import ExportError
 from specrt.geometry import ATTENTION, SHARED, LayerMemory
 from specrt_export.portable.fake_model import StoredWeights, build
-from specrt_export.portable.hook import Hook, Probe
+from specrt_export.portable.hook import Hook, Probe, experts
 from specrt_export.portable.trace import trace
 
 pytestmark = pytest.mark.export
@@ -53,6 +54,21 @@ def test_an_attention_with_more_terms_is_refused() -> None:
     module.layer_idx = 0
     with pytest.raises(ExportError, match="builds its attention mask itself"):
         Hook().attention(module, q, q, q, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), [("NemotronH", {}), ("GptOss", {}), ("Mixtral", {"hidden_act": "relu"})]
+)
+def test_experts_of_another_kind_are_refused(kind: str, other: dict[str, Any]) -> None:
+    """Without a gate; with biases; gated by another function."""
+    import transformers
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_local_experts": 2, **other}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = sys.modules[getattr(transformers, f"{kind}Model").__module__]
+    module, x = getattr(model, f"{kind}Experts")(config), torch.zeros(1, 8)
+    with pytest.raises(ExportError, match=f"{kind}Experts has .*silu or gelu, without biases"):
+        experts(module, x, x.long(), x)
 
 
 def test_a_layer_that_shares_keys_has_the_window_of_their_owner() -> None:

@@ -256,6 +256,57 @@ RECURRENT = (
 )  # fmt: skip
 """Those with recurrent states."""
 
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+_GROUPS: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
+}  # fmt: skip
+"""Experts of some groups alone are chosen from, by scores with biases."""
+_LOCAL: dict[str, Any] = {"num_local_experts": 8, "num_experts_per_tok": 3}
+
+EXPERTS: dict[str, Model] = {
+    "qwen3_moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16, "mlp_only_layers": [0]}, {}),
+    "qwen3_next_moe": (
+        "Qwen3NextConfig", {**MEMORIES["qwen3_next"][1], **_EXPERTS, "mlp_only_layers": []}, {},
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig", {**MEMORIES["qwen3_5"][1], **_EXPERTS}, {"dtype": "bfloat16"},
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_EXPERTS, "num_hidden_layers": 3, "num_dense_layers": 1,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+        {},
+    ),
+    "mixtral": ("MixtralConfig", {**_LOCAL, "sliding_window": None}, {"dtype": "bfloat16"}),
+    "olmoe": ("OlmoeConfig", _EXPERTS, {}),
+    "qwen2_moe": ("Qwen2MoeConfig", _EXPERTS, {}),
+    "glm4_moe": ("Glm4MoeConfig", {**_GROUPS, "head_dim": 16}, {}),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, **_GROUPS}, {}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig", {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24}, {},
+    ),
+    "phimoe": ("PhimoeConfig", {**_LOCAL, "num_experts_per_tok": 2}, {}),
+    "granitemoe": ("GraniteMoeConfig", _LOCAL, {}),
+    "granitemoehybrid_moe": (
+        "GraniteMoeHybridConfig", {**MEMORIES["granitemoehybrid"][1], **_LOCAL}, {},
+    ),
+    "gemma4_moe": (
+        "Gemma4TextConfig",
+        {
+            **MEMORIES["gemma4_unified"][1], **_EXPERTS, "top_k_experts": 3,
+            "enable_moe_block": True,
+        },
+        {},
+    ),
+}  # fmt: skip
+"""Mixtures of experts, whose weights lie apart in a checkpoint or in one tensor."""
+
 NEIGHBOURS: dict[str, Model] = {"cohere": ("CohereConfig", {}, {})}
 """Neighbouring numbers of a head are turned together. Attention and gates read one value."""
 
@@ -298,9 +349,11 @@ OTHERS = {
 BARE = "-bare"
 """Ends the name of an architecture whose graph has no weights yet."""
 
-OFTEN = ("llama3", "qwen3", "gemma2", "gemma4", "lfm2", "gpt2", "qwen3_5")
+OFTEN = (
+    "llama3", "qwen3", "gemma2", "gemma4", "lfm2", "gpt2", "qwen3_5", "glm4_moe_lite", "granitemoe",
+)  # fmt: skip
 """Tied weights; norms of heads; soft caps and windows; shared keys; convolutions; a model without
-gates and RMS norms; recurrent states."""
+gates and RMS norms; recurrent states; experts in groups; experts in one tensor."""
 
 
 def architectures(*names: str) -> list[Any]:
@@ -435,7 +488,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
     if base in ENCODER_DECODERS:
         save_encoder_decoder(base, folder)
         return
-    kind, changes, saving = {**MODELS, **NEIGHBOURS, **MEMORIES}[base]
+    kind, changes, saving = {**MODELS, **NEIGHBOURS, **MEMORIES, **EXPERTS}[base]
     own = {**changes, **({"wide": WIDE, "odd": ODD}[sizes_of][base] if sizes_of else {})}
     sizes = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
     config = getattr(transformers, kind)(**sizes)
@@ -445,9 +498,9 @@ def save_checkpoint(name: str, folder: Path) -> None:
     factory: Any = transformers.AutoModelForCausalLM
     model = factory.from_config(config, dtype=torch.float32)
     # Norms and biases start as ones and zeros, where swapping or dropping them would not show.
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            parameter.data += 0.1 * torch.randn_like(parameter)
+    for tensor in model.state_dict().values():
+        if tensor.ndim == 1:
+            tensor.add_(0.1 * torch.randn_like(tensor))
     model.to(dtype).save_pretrained(folder, **arguments)
 
 

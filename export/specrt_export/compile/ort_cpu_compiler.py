@@ -45,6 +45,7 @@ from specrt_export.lower.lazy_tensor import (
 )
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import Lowered
+from specrt_export.portable.experts_function import mixes
 from specrt_export.portable.external_data import disk_full
 from specrt_export.portable.graph import (
     MODEL_TYPE,
@@ -78,7 +79,8 @@ class OrtCpuCompiler:
     def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
         options, role = self.model.engine, self.model.role
-        self.model.check_states(geometry_of(read_graph(source.graph)))
+        portable = read_graph(source.graph)
+        self.model.check_layers(geometry_of(portable), mixes=mixes(portable))
         return compile_ort_cpu(
             source.graph,
             source.weights,

@@ -23,6 +23,7 @@ from specrt_export.lower.half import TYPES, halve, keep_on_device, widened_folde
 from specrt_export.lower.lazy_tensor import ENGINE, stored_weights, weight_bytes, write_engine
 from specrt_export.lower.ort_lowering import OrtTarget, lower
 from specrt_export.lower.view import GraphView, Lowered
+from specrt_export.portable.experts_function import mixes
 from specrt_export.portable.graph import MODEL_TYPE, check_length, facts_of, geometry_of, read_graph
 from specrt_export.recipe.model_options import ModelOptions
 
@@ -43,7 +44,8 @@ class OrtCudaCompiler:
     def lower(self, source: GraphSource, folder: Path) -> LoweredModel:
         """Write the engine itself: nothing is left to compile."""
         options = self.model.engine
-        self.model.check_states(geometry_of(read_graph(source.graph)))
+        portable = read_graph(source.graph)
+        self.model.check_layers(geometry_of(portable), mixes=mixes(portable))
         return compile_ort_cuda(
             source.graph,
             source.weights,

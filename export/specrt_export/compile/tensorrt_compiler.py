@@ -73,6 +73,7 @@ from specrt_export.lower.tensorrt_lowering import (
     lower_tensorrt,
     mark_decomposable,
 )
+from specrt_export.portable.experts_function import mixes
 from specrt_export.portable.graph import (
     MODEL_TYPE,
     check_length,
@@ -162,7 +163,7 @@ class TensorRtCompiler:
         geometry = geometry_of(portable)
         compute = compute_type(self.model.precision.layers)
         check_length(geometry, options.max_length, source.weights)
-        self.model.check_states(geometry)
+        self.model.check_layers(geometry, mixes=mixes(portable))
         sources = source_of(portable)
         positions = 0
         if sources is not None:

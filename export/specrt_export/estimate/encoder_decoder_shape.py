@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from specrt.geometry import Geometry
 from specrt_export.checkpoint.config_number import whole_number
@@ -102,6 +102,8 @@ class EncoderDecoderShape:
     """Of relative biases."""
     half: bool
     """Whether the checkpoint is in fp16 or bf16."""
+
+    mixes: ClassVar[bool] = False
 
     @classmethod
     def from_config(cls, config: dict[str, Any], where: Path) -> EncoderDecoderShape:

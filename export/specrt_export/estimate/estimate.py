@@ -96,6 +96,8 @@ class ModelEstimate:
     """
     step_bytes: int
     """What a step reads of the weights."""
+    pass_bytes: dict[int, int]
+    """What passes of some tokens read of a mixture's, by tokens; none of another model."""
     parts: dict[str, int]
     """Of an encoder-decoder, the bytes of its `encoder`, of `cross`, which makes cross keys and
     values, and of its decoder, `engine`; else the last alone."""
@@ -201,11 +203,17 @@ class RecipeEstimate:
             f"a step of the target reads {size(target.step_bytes)}, and "
             f"{size(target.full_step_bytes)} with all positions filled"
         )
+        if target.pass_bytes:
+            widths = ", ".join(str(w) for w in target.pass_bytes)
+            read = ", ".join(size(n) for n in target.pass_bytes.values())
+            yield f"a pass of {widths} tokens reads {read}, if tokens choose experts independently"
         for m in draft:
             share = 100 * m.step_bytes / target.step_bytes
             yield f"a drafted token reads {size(m.step_bytes)}, {share:.0f} % of a step"
 
 
+WIDTHS = (2, 4, 8)
+"""Tokens of passes whose bytes of a mixture are told."""
 _PARTS = {ENCODER: "encoder", CROSS: "cross projections", DECODER: "decoder"}
 
 
@@ -327,7 +335,7 @@ def _model(
             f"{model.recipe}: engine.max_length is {options.max_length}; {model.source.checkpoint} "
             f"was trained for {g.max_positions} positions, so expected at most these"
         )
-    model.check_states(g)
+    model.check_layers(g, mixes=shape.mixes)
     weights = _Weights(model, shape, encodes=encoder_of != "target")
     if isinstance(stored, Scheme):
         weights = replace(weights, model=_as_if(model, stored))
@@ -367,6 +375,7 @@ def _model(
         seen_bytes=kv_bytes(g, 1),
         working_bytes=_working(options, shape, max_source, model.spec.on_cpu),
         step_bytes=_kept(kept, step=True) if kept else bounded(weights.step()),
+        pass_bytes={w: bounded(weights.step(w)) for w in WIDTHS} if shape.mixes else {},
         parts=parts if len(parts) > 1 else {DECODER: engine_bytes},
         cross_bytes=cross_bytes,
         kind=shape.head if isinstance(shape, ModelShape) else "",
@@ -451,12 +460,12 @@ class _Weights:
         whole = sum(-(-size // PAGE) * PAGE for size in sizes if size > INLINE)
         return int(whole * self._growth())
 
-    def step(self) -> int:
-        """Return the bytes of the weights that a step reads: of the embedding only a row."""
+    def step(self, width: int = 1) -> int:
+        """Return the bytes of the weights that a pass reads: of the embedding only rows."""
         decoder = self._engines()[DECODER]
         read = [m for m in decoder.matrices if m.role != "embedding"]
-        sizes = [size for matrix in read for size in self._tensors(matrix)]
-        return sum(sizes) + self.float_bytes * sum(decoder.vectors)
+        sizes = [m.read(width) * size for m in read for size in self._tensors(m)]
+        return int(sum(sizes)) + self.float_bytes * sum(decoder.vectors)
 
     def _repeats(self, head: Matrix, matrices: Sequence[Matrix]) -> bool:
         """Tell whether a matrix is the head, and one table with the embedding as it is tied to."""

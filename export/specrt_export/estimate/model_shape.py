@@ -57,6 +57,8 @@ class Architecture:
     """Whether these states change by the delta rule."""
     gates: bool = False
     """Whether each number that attention makes passes a gate."""
+    experts: bool = False
+    """Whether feed-forward layers are mixtures of experts."""
     apart: bool = False
     """Whether feed-forward layers are layers of their own, without gates."""
 
@@ -81,6 +83,16 @@ ARCHITECTURES = {
     "mistral": Architecture(),
     "qwen2": Architecture(query_bias=True, slides=False),
     "qwen3": Architecture(head_norms=True, slides=False, head_dim=128),
+    "qwen3_moe": Architecture(
+        head_norms=True,
+        slides=False,
+        head_dim=128,
+        experts=True,
+        defaults=(
+            ("num_experts", 128), ("num_experts_per_tok", 8), ("moe_intermediate_size", 768),
+            ("decoder_sparse_step", 1),
+        ),
+    ),
     "phi3": Architecture(),
     "smollm3": Architecture(slides=False, tied=True),
     "gemma3_text": Architecture(
@@ -171,6 +183,14 @@ class Matrix:
     role: str
     rows: int
     columns: int
+    experts: int = 1
+    """How many experts its rows are of."""
+    taken: int = 1
+    """How many of these a token takes."""
+
+    def read(self, width: int) -> float:
+        """Return the share that a pass is expected to read, where tokens choose independently."""
+        return 1.0 - (1.0 - self.taken / self.experts) ** width
 
 
 @dataclass(frozen=True)
@@ -355,6 +375,12 @@ class _Sizes:
         step = self.number("block_multiple_of")
         return -(-int(factor * size) // step) * step
 
+    def mixes(self, layer: int) -> bool:
+        """Tell whether a layer mixes experts."""
+        step, dense = self.maybe("decoder_sparse_step"), self.config.get("mlp_only_layers") or []
+        sparse = not step or (layer + 1) % step == 0
+        return self.known.experts and layer not in dense and sparse
+
     def rotated(self, geometry: Geometry) -> tuple[int, ...]:
         """Return the dimensions of a head that each kind of angles rotates."""
         each = zip(self.types(), self.layers(), strict=True)
@@ -374,7 +400,7 @@ Weight = Matrix | int
 
 
 def _layer(
-    sizes: _Sizes, geometry: Geometry, memories: Sequence[LayerMemory], beside: int
+    sizes: _Sizes, geometry: Geometry, layer: int, memories: Sequence[LayerMemory], beside: int
 ) -> Iterator[Weight]:
     """Yield the weights of a layer; `beside` are numbers that it reads next to a hidden state."""
     hidden, shares = sizes.hidden, any(one.kind == SHARED for one in memories)
@@ -393,6 +419,9 @@ def _layer(
             yield Matrix("layers", sizes.inner(), hidden)
             yield Matrix("layers", hidden, sizes.inner())
         return
+    if sizes.mixes(layer):
+        yield from _experts(sizes)
+        return
     inner = sizes.inner() * (1 + (shares and sizes.has("use_double_wide_mlp")))
     yield Matrix("layers", 2 * inner, hidden)
     yield Matrix("layers", hidden, inner)
@@ -401,6 +430,20 @@ def _layer(
     if extra := sizes.maybe("hidden_size_per_layer_input"):
         yield Matrix("layers", extra, hidden)
         yield Matrix("layers", hidden, extra)
+        yield hidden
+
+
+def _experts(sizes: _Sizes) -> Iterator[Weight]:
+    """Yield the weights of experts, of what chooses them, and of the one that all tokens share."""
+    experts = sizes.maybe("num_local_experts") or sizes.number("num_experts")
+    taken = sizes.number("num_experts_per_tok")
+    hidden, inner = sizes.hidden, sizes.number("moe_intermediate_size")
+    yield hidden * experts
+    yield Matrix("layers", 2 * inner * experts, hidden, experts, taken)
+    yield Matrix("layers", hidden * experts, inner, experts, taken)
+    if shared := sizes.maybe("shared_expert_intermediate_size"):
+        yield Matrix("layers", 2 * shared, hidden)
+        yield Matrix("layers", hidden, shared)
         yield hidden
 
 
@@ -547,6 +590,11 @@ class ModelShape:
         return replace(self, weights=(*self.weights, added, *norms), features=head.hidden)
 
     @property
+    def mixes(self) -> bool:
+        """Whether layers mix experts."""
+        return any(isinstance(one, Matrix) and one.experts > 1 for one in self.weights)
+
+    @property
     def parameters(self) -> int:
         """Return the weights of the model, a tied table once."""
         matrices = [one for one in self.weights if isinstance(one, Matrix)]
@@ -605,7 +653,7 @@ def _weights(sizes: _Sizes, geometry: Geometry, head: str) -> Iterator[Weight]:
     for layer, memories in enumerate(sizes.layers()):
         # The feature next to each token, where a head reads pairs.
         is_pair = head == eagle3_format.KIND and not layer
-        yield from _layer(sizes, geometry, memories, hidden * is_pair)
+        yield from _layer(sizes, geometry, layer, memories, hidden * is_pair)
     if head == assistant_format.KIND:
         yield from _assistant(sizes, vocab)
         return

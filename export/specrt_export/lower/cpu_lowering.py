@@ -25,11 +25,10 @@ from specrt_export.lower.cross_attention import (
     fuse_cross_attention,
 )
 from specrt_export.lower.distance_bias import bias_by_distance
+from specrt_export.lower.experts import lower_experts
 from specrt_export.lower.lazy_tensor import (
     LazyTensor,
     in_memory,
-    smallest_format,
-    stored_as,
 )
 from specrt_export.lower.logits import CONFIDENCE, add_scores
 from specrt_export.lower.norm import SKIP
@@ -44,7 +43,6 @@ from specrt_export.lower.projections import (
     MICROSOFT,
     PROJECTION,
     SPECRT,
-    WeightMatrix,
     add_projection,
     find_matrix,
     find_projection,
@@ -55,10 +53,9 @@ from specrt_export.lower.projections import (
 from specrt_export.lower.recurrence import lower_recurrences
 from specrt_export.lower.shapes import Shapes
 from specrt_export.lower.tiles import (
-    TILE,
+    add_tiles,
     alternating,
-    tiled_codes,
-    tiled_floats,
+    has_codes,
     whole_tiles,
 )
 from specrt_export.lower.view import Counts, GraphView, Lowered
@@ -76,6 +73,7 @@ def lower_cpu(
     view.graph.input.append(_value(POSITIONS, TensorProto.INT64, ["S"]))
     crossing = fuse_cross_attention(view)
     convolutions = fuse_convolutions(view, SLOTS, POSITIONS)
+    experts = lower_experts(view)
     recurrences = lower_recurrences(view, target.geometry, SLOTS, POSITIONS, target.lag)
     attend(view, target, Attention(view, target), counts)
     if crossing:
@@ -83,6 +81,8 @@ def lower_cpu(
     if convolutions:
         counts["convolution"] = convolutions, convolutions
         sink_transposes(view)
+    if experts:
+        counts["experts"] = experts, experts
     if recurrences:
         counts["recurrence"] = recurrences, recurrences
     _tabulate_angles(view, target.max_length)
@@ -379,8 +379,8 @@ def _emit_projections(view: GraphView) -> tuple[int, int]:
     for node in view.nodes(PROJECTION):
         projection = read_projection(view, node)
         quantized += projection.matrix.scales is not None
-        emitted += _has_codes(projection.matrix)
-        values, attributes = _tiled(view, projection.matrix)
+        emitted += has_codes(projection.matrix)
+        values, attributes = add_tiles(view, projection.matrix)
         bias = projection.bias and view.add_stored(whole_tiles(projection.bias))
         stated = view.attributes(node)
         if "gates" in stated:  # what a row of the product is, without the tiles' padding
@@ -460,38 +460,11 @@ def _emit_embeddings(view: GraphView) -> tuple[int, int]:
         if matrix.scales is None and not chosen:
             continue
         total += matrix.scales is not None
-        emitted += _has_codes(matrix)
-        values, attributes = _tiled(view, matrix)
+        emitted += has_codes(matrix)
+        values, attributes = add_tiles(view, matrix)
         view.add(
             "Embedding", [node.input[1], values], outputs=[node.output[0]], domain=SPECRT,
             **attributes,
         )  # fmt: skip
     view.tidy()
     return emitted, total
-
-
-def _has_codes(matrix: WeightMatrix) -> bool:
-    """Tell whether the kernels take a matrix's codes as they are.
-
-    Signed codes with minimums are none of any format.
-    """
-    if matrix.scales is None or matrix.block % TILE:
-        return False
-    signed = matrix.values.onnx_type in (TensorProto.INT8, TensorProto.INT4)
-    return matrix.format in ("int4", "int8", "fp4", "fp8") and not (signed and matrix.minimums)
-
-
-def _tiled(view: GraphView, matrix: WeightMatrix) -> tuple[str, dict[str, Any]]:
-    """Add a matrix to a graph in tiles; return its name, and what reads it as attributes.
-
-    fp32 weights that bf16 or fp16 hold bit for bit are stored in it.
-    """
-    attributes: dict[str, Any] = {"N": matrix.outputs, "K": matrix.inputs}
-    if _has_codes(matrix):
-        tiles, kind = tiled_codes(matrix)
-        attributes |= {"format": kind, "block_size": matrix.block}
-    else:
-        dense = matrix.floats()
-        attributes |= {"format": smallest_format(dense), "block_size": 0}
-        tiles = tiled_floats(stored_as(dense, attributes["format"]))
-    return view.add_stored(tiles), attributes

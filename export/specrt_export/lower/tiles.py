@@ -14,8 +14,9 @@ import onnx
 from numpy.typing import NDArray
 
 from specrt_export.checkpoint.codes import unpack_unsigned
-from specrt_export.lower.lazy_tensor import LazyTensor
+from specrt_export.lower.lazy_tensor import LazyTensor, smallest_format, stored_as
 from specrt_export.lower.projections import WeightMatrix
+from specrt_export.lower.view import GraphView
 from specrt_export.portable.external_data import HALVES
 
 TILE = 16
@@ -211,3 +212,30 @@ def _fits_half(numbers: LazyTensor, factor: np.float32) -> bool:
             np.array_equal(part * factor, (part * factor).astype(np.float16).astype(np.float32))
             for _, part in numbers.slices()
         )
+
+
+def has_codes(matrix: WeightMatrix) -> bool:
+    """Tell whether the kernels take a matrix's codes as they are.
+
+    Signed codes with minimums are none of any format.
+    """
+    if matrix.scales is None or matrix.block % TILE:
+        return False
+    signed = matrix.values.onnx_type in (onnx.TensorProto.INT8, onnx.TensorProto.INT4)
+    return matrix.format in ("int4", "int8", "fp4", "fp8") and not (signed and matrix.minimums)
+
+
+def add_tiles(view: GraphView, matrix: WeightMatrix) -> tuple[str, dict[str, Any]]:
+    """Add a matrix to a graph in tiles; return its name, and what reads it as attributes.
+
+    fp32 weights that bf16 or fp16 hold bit for bit are stored in it.
+    """
+    attributes: dict[str, Any] = {"N": matrix.outputs, "K": matrix.inputs}
+    if has_codes(matrix):
+        tiles, kind = tiled_codes(matrix)
+        attributes |= {"format": kind, "block_size": matrix.block}
+    else:
+        dense = matrix.floats()
+        attributes |= {"format": smallest_format(dense), "block_size": 0}
+        tiles = tiled_floats(stored_as(dense, attributes["format"]))
+    return view.add_stored(tiles), attributes

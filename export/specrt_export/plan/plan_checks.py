@@ -48,7 +48,7 @@ def check_plan(plan: BuildPlan) -> None:
             check_graph(model.graph, model.checkpoint, plan.engine.max_length)
         with suppress(CheckpointError):  # of a type whose sizes are not known the build tells
             shape = shape_of(model.checkpoint.config, model.checkpoint.folder, model.kind)
-            model.options.check_states(shape.geometry)
+            model.options.check_layers(shape.geometry, mixes=shape.mixes)
     _check_tasks(plan)
     _check_disk(plan)
     _check_settings(plan)

@@ -281,7 +281,7 @@ def _placed(graph: Path, tensor: TensorProto, checkpoint: Checkpoint) -> str:
     if stored is None or (
         stored.file.name != place.get("location")
         or stored.offset != int(place.get("offset", 0))
-        or stored.shape != tuple(tensor.dims)
+        or not _holds(stored, tensor)
         or TYPES.get(stored.dtype) != tensor.data_type
     ):
         raise CheckpointError(
@@ -371,6 +371,12 @@ def _stored(checkpoint: Checkpoint, name: str) -> WeightBytes | None:
     return checkpoint.weights.get(_stored_name(checkpoint, name))
 
 
+def _holds(stored: WeightBytes, tensor: TensorProto) -> bool:
+    """Tell whether stored values have the shape of a tensor, or its rows expert by expert."""
+    shape, dims = stored.shape, tuple(tensor.dims)
+    return shape == dims or (len(shape) == 3 and (shape[0] * shape[1], shape[2]) == dims)
+
+
 def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
     stored = _stored(checkpoint, tensor.name)
     if stored is None:
@@ -378,7 +384,7 @@ def _find(checkpoint: Checkpoint, tensor: TensorProto) -> WeightBytes:
             f"{checkpoint.origin} holds no weight {tensor.name}, which its config.json calls for; "
             "check that both are of one model, and fetch it again"
         )
-    if stored.shape != tuple(tensor.dims):
+    if not _holds(stored, tensor):
         raise CheckpointError(
             f"{stored.file}: {tensor.name} has shape {list(stored.shape)}, config.json calls for "
             f"{list(tensor.dims)}; check that both are of one model"

@@ -6,7 +6,7 @@ import ast
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,14 +25,14 @@ from specrt_export.checkpoint.scored_entries import model_entries
 from specrt_export.checkpoint.task import classes_for, task_of
 from specrt_export.heads.head_checkpoint import HeadCheckpoint
 from specrt_export.heads.head_formats import HEAD_FORMATS
+from specrt_export.portable import experts_function, state_function
 from specrt_export.portable.attachment import UNATTACHED, ExportedGraph, attach, save_graph
 from specrt_export.portable.encoder_decoder import trace_encoder_decoder
 from specrt_export.portable.graph import ATTACHED, GEOMETRY, MODEL_TYPE, PART, part_path
 from specrt_export.portable.hook import FUNCTIONS
-from specrt_export.portable.state_function import define
 from specrt_export.portable.trace import Traced, quiet, trace
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 LENGTH_DEPENDENT = ("dynamic", "su")
 
@@ -59,7 +59,7 @@ def check_support(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise ExportError("config.json has no model_type; expected one that transformers knows")
-    for find in (_layers, _experts, _positions, _known, _interface, _blocks):
+    for find in (_layers, _positions, _known, _interface, _experts, _blocks):
         reason = find(kind, config)
         if reason:
             raise ExportError(f"{kind} cannot be exported: {reason}")
@@ -78,25 +78,6 @@ def _layers(kind: str, config: Mapping[str, Any]) -> str | None:
         )
     if "text_config" in config:
         return f"it is one part of a multimodal model. {INSTEAD}, such as its text model alone"
-    return None
-
-
-def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
-    kinds = config.get("layers_block_type")
-    if config.get("is_moe") is False or (kinds and "moe" not in kinds):
-        return None  # the sizes of experts are there, and unused
-    layers, dense = config.get("num_hidden_layers"), config.get("mlp_only_layers")
-    if isinstance(layers, int) and isinstance(dense, list):
-        step = config.get("decoder_sparse_step") or 1
-        if {layer for layer in range(layers) if (layer + 1) % step == 0} <= {*dense}:
-            return None
-    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
-    for key, count in ((key, part.get(key)) for part in parts for key in EXPERTS):
-        if isinstance(count, int) and count > 1:
-            return (
-                f"it is a mixture of experts ({key} is {count}), whose routing depends on data and "
-                "does not trace into one graph. Export a dense model of its family"
-            )
     return None
 
 
@@ -150,17 +131,40 @@ def _known(kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
+    model, names = _class_of(kind, config)
+    called = not names.isdisjoint({"ALL_ATTENTION_FUNCTIONS", *FUNCTIONS})
+    task = task_of(config)
+    conditioned = task is not None and task.conditioned
+    if not (called or conditioned or getattr(model, "_supports_attention_backend", False)):
+        return (
+            f"transformers' {model.__name__} computes attention itself, not through the "
+            f"attention interface that the exporter replaces. {INSTEAD}"
+        )
+    return None
+
+
+def _class_of(kind: str, config: Mapping[str, Any]) -> tuple[Any, Set[str]]:
+    """Return the class of a model, and the names of the module that defines it."""
     import transformers
 
     task = task_of(config)
     assert task is not None, "a type that has none was refused"
     model: Any = getattr(transformers, classes_for(task.name)[kind][0])
-    called = {"ALL_ATTENTION_FUNCTIONS", *FUNCTIONS} & vars(sys.modules[model.__module__]).keys()
-    if not (called or getattr(model, "_supports_attention_backend", False) or task.conditioned):
-        return (
-            f"transformers' {model.__name__} computes attention itself, not through the "
-            f"attention interface that the exporter replaces. {INSTEAD}"
-        )
+    return model, vars(sys.modules[model.__module__]).keys()
+
+
+def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
+    model, names = _class_of(kind, config)
+    if "use_experts_implementation" in names or config.get("is_moe") is False:
+        return None
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    for key, count in ((key, part.get(key)) for part in parts for key in EXPERT_COUNTS):
+        if isinstance(count, int) and count > 1:
+            return (
+                f"it is a mixture of experts ({key} is {count}), and transformers' "
+                f"{model.__name__} computes them itself, not through the experts interface that "
+                "the exporter replaces. Export a dense model of its family"
+            )
     return None
 
 
@@ -335,7 +339,12 @@ def _finish(
     describe(traced)
     # Through the serialised form, whose nodes are in the order of what they read.
     model = _proto(ir.from_proto(_proto(traced.model)))
-    define(model)
+    experts_function.stack_experts(model)
+    for function in (
+        state_function.function(),
+        *map(experts_function.function, experts_function.EXPERTS),
+    ):
+        state_function.define(model, function)
     if checkpoint.weights:
         tell("attach")
         attach(model, checkpoint)

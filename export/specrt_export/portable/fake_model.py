@@ -212,20 +212,22 @@ def _strips(model: Any, name: str, converters: Sequence[Any]) -> list[str]:
 
     Raises: ExportError.
     """
-    from transformers.core_model_loading import Chunk
+    from transformers.core_model_loading import Chunk, SplitModulelist
 
     for converter in converters:
         found, pattern = converter.rename_source_key(name)
         if pattern is None:
             continue
-        parts = converter.target_patterns
-        if any(not isinstance(one, Chunk) or one.dim for one in converter.operations) or any(
-            "*" in part for part in parts
-        ):
+        parts, steps = converter.target_patterns, converter.operations
+        by_expert = any(isinstance(one, SplitModulelist) and one.dim == 0 for one in steps)
+        cuts = [one for one in steps if isinstance(one, Chunk) and one.dim == int(by_expert)]
+        if len(cuts) + by_expert != len(steps) or by_expert != any("*" in part for part in parts):
             raise ExportError(
                 f"{type(model).__name__} puts {name} together from several stored weights, but not "
                 "as rows of one after those of another, so the graph cannot refer to the "
                 "checkpoint's own bytes; this model does not export"
             )
-        return [found.replace(parts[0], part) for part in parts]
+        experts = range(model.get_parameter(name).shape[0]) if by_expert else [0]
+        named = [found.replace(parts[0], part) for part in parts]
+        return [part.replace("*", str(expert)) for expert in experts for part in named]
     return []

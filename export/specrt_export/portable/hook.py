@@ -20,6 +20,7 @@ from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from specrt.errors import ExportError
 from specrt.geometry import ATTENTION, BASE, CONV, FACTORS, RECURRENT, SHARED, STATE, LayerMemory
+from specrt_export.portable.experts_function import ACTIVATIONS, EXPERTS
 from specrt_export.portable.state_function import DOMAIN, RECURRENCE
 
 NAME = "specrt"
@@ -334,7 +335,8 @@ class Hook:
             return self._source_mask(q_length, kv_length)
         assert self.positions is not None, "begin() comes before the model runs"
         window = local_size or 0
-        self._rules[window] = mask_function
+        if local_size != 0:  # made by models without windows, for layers that they do not have
+            self._rules[window] = mask_function
         if window not in self._masks:
             query = self.positions.unsqueeze(1).unsqueeze(-1)
             seen = visible(query, torch.arange(cast(int, kv_length)), window)
@@ -533,6 +535,37 @@ def state_space(
     return read if D is None else read + hidden_states * D.unsqueeze(-1), None
 
 
+def experts(module: Any, hidden: Tensor, named: Tensor, shares: Tensor) -> Tensor:
+    """Return what some experts of a layer make of each token, [T, H].
+
+    Shapes: hidden [T, H]; named, shares [T, slots].
+    Raises: ExportError for experts that are not gated by an activation that the kernels have.
+    """
+    from transformers.activations import ACT2FN
+    from transformers.integrations.moe import _default_apply_gate
+
+    own = getattr(module, "act_fn", None)
+    kind = torch.nn.SiLU if own is torch.nn.functional.silu else type(own)
+    activation = next((a for name, a in ACTIVATIONS.items() if kind is type(ACT2FN[name])), None)
+    is_gated = module.has_gate and type(module)._apply_gate is _default_apply_gate
+    is_plain = module.is_concatenated and not (
+        module.has_bias or module.is_transposed or module.has_post_expert_norm
+    )
+    if activation is None or not (is_gated and is_plain):
+        raise ExportError(
+            f"{type(module).__name__} has experts of a kind that the portable graph does not have; "
+            f"expected gated ones with {' or '.join(EXPERTS)}, without biases. Export a dense model"
+        )
+    return symbolic(
+        f"{DOMAIN}::{EXPERTS[activation]}",
+        [hidden, named, shares, module.gate_up_proj, module.down_proj],
+        {"experts": int(module.gate_up_proj.shape[0])},
+        dtype=hidden.dtype,
+        shape=hidden.shape,
+        version=1,
+    )
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": causal_conv,
     "mamba2_chunk_scan": state_space,
@@ -560,13 +593,19 @@ def replaced(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def installed(hook: Hook) -> Iterator[str]:
     """Register a hook with transformers and yield its name; nothing of it stays after."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, hook.attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, hook.mask)
+    registries: list[tuple[Any, Callable[..., Any]]] = [
+        (ALL_ATTENTION_FUNCTIONS, hook.attention),
+        (ALL_MASK_ATTENTION_FUNCTIONS, hook.mask),
+        (ALL_EXPERTS_FUNCTIONS, experts),
+    ]
+    for registry, function in registries:
+        registry.register(NAME, function)
     try:
         yield NAME
     finally:
-        for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        for registry, _ in registries:
             registry._global_mapping.pop(NAME, None)

@@ -140,9 +140,9 @@ def function() -> onnx.FunctionProto:
     return parser.parse_function(BODY % (DOMAIN, RECURRENCE))
 
 
-def define(model: onnx.ModelProto) -> None:
-    """Define the function in a graph that calls it."""
-    if any(node.op_type == RECURRENCE for node in model.graph.node):
-        model.functions.append(function())
+def define(model: onnx.ModelProto, function: onnx.FunctionProto) -> None:
+    """Define a function in a graph that calls it."""
+    if any(node.op_type == function.name for node in model.graph.node):
+        model.functions.append(function)
         if all(one.domain != DOMAIN for one in model.opset_import):
             model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))

@@ -115,7 +115,7 @@ def _trace(folder: Path, head: HeadCheckpoint | None, entries: NDArray[np.int64]
         if entries is not None:
             buffers["entries"] = looked_up(entries)
             model.register_buffer("entries", mode.from_tensor(buffers["entries"]))
-        model.config._attn_implementation = name
+        model.config._attn_implementation = model.config._experts_implementation = name
         with mode, replaced(model):
             geometry = measure(model, hook)
         hook.check_masks()

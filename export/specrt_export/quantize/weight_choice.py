@@ -13,6 +13,7 @@ import onnx
 
 from specrt.errors import CheckpointError
 from specrt_export.checkpoint.codes import CodedWeight
+from specrt_export.portable.experts_function import EXPERTS
 from specrt_export.portable.external_data import external_tensors, location
 from specrt_export.portable.graph import CODED, SOURCE_IDS
 from specrt_export.precision import BITS, SCALED, Precision, fitting_block
@@ -86,16 +87,19 @@ def choose(
 
     `formats` are of weights that are stored as something else.
 
-    A weight whose inner size no block divides stays as it is. One that is read in two roles of
+    A weight whose inner size no block divides stays as it is, and so does one that chooses
+    experts: it is small, and decides more than a rounding. One that is read in two roles of
     different precisions is stored once for each.
     """
     readers = _readers(model.graph)
-    head = _head(model.graph)
+    head, routers = _head(model.graph), _routers(model.graph)
     choices = []
     for tensor in external_tensors(model):
         if len(tensor.dims) != 2:
             continue
-        uses = list(_uses(tensor.name, readers, head))
+        uses = [
+            use for use in _uses(tensor.name, readers, head) if routers.isdisjoint(use.products)
+        ]
         by_precision: dict[str, list[Use]] = defaultdict(list)
         for use in uses:
             name = formats.get(tensor.name) or getattr(precision, use.role)
@@ -161,6 +165,7 @@ def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
 
     weight ─ (Cast) ─┬─ Transpose ── MatMul
                      ├─ Gemm, MatMul
+     ├─ (Concat) ─ the weights of experts
                      └─ Gather, by input_ids or by the ids of the best clusters
     """
     for node, index in readers[weight]:
@@ -181,6 +186,13 @@ def _uses(weight: str, readers: Readers, head: str) -> Iterator[Use]:
             yield Use(node.name, index, role, turned, products=(node.name,))
         elif node.op_type == "Gather" and index == 0 and _by_token(node, readers):
             yield Use(node.name, index, "embedding", turned=False)
+        elif any(map(_of_experts, [(node, index), *readers[node.output[0]]])):
+            yield Use(node.name, index, "layers", turned=False)
+
+
+def _of_experts(reader: tuple[onnx.NodeProto, int]) -> bool:
+    node, index = reader
+    return node.op_type in EXPERTS.values() and index > 2
 
 
 _OF_TOKENS = {("Cast", 0), ("Reshape", 0), ("Identity", 0), ("Gather", 1)}
@@ -208,3 +220,20 @@ def _head(graph: onnx.GraphProto) -> str:
     while node is not None and node.op_type not in ("MatMul", "Gemm"):
         node = next((maker[name] for name in node.input if name in maker), None)
     return node.name if node is not None else ""
+
+
+def _routers(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the products by which tokens choose experts."""
+    maker = {output: node for node in graph.node for output in node.output}
+    names = [node.input[1] for node in graph.node if node.op_type in EXPERTS.values()]
+    found, seen = set[str](), set[str]()
+    while names:
+        node = maker.get(names.pop())
+        if node is None or node.name in seen:
+            continue
+        seen.add(node.name)
+        if node.op_type in ("MatMul", "Gemm"):
+            found.add(node.name)
+        else:
+            names.extend(node.input)
+    return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engine.backends import require_runs
+from specrt.engine.ort.kernels import missing_kernels
 from specrt.errors import BuildError, SpecrtError
 from specrt.geometry import LAG, TAKEN_BACK, Geometry
 from specrt_export.precision import BitBound, Precision
@@ -60,12 +61,22 @@ class ModelOptions:
         """What its bits must keep to, where they are chosen."""
         return BitBound(self.source.max_kl, self.source.max_bytes) if self.source.bits else None
 
-    def check_states(self, geometry: Geometry) -> None:
-        """Refuse what no engine of it can have, where layers have recurrent states.
+    def check_layers(self, geometry: Geometry, *, mixes: bool) -> None:
+        """Refuse what no engine of it can have, where layers mix experts or have recurrent states.
 
         A draft has written all but the last two tokens when its states reach past the first.
         Raises: BuildError.
         """
+        if mixes and not self.spec.on_cpu:
+            raise BuildError(
+                f"{self.recipe}: the {self.role} is a mixture of experts, which {self.backend} "
+                "does not run; build for ort-cpu"
+            )
+        if mixes and (reason := missing_kernels()):
+            raise BuildError(
+                f"{self.recipe}: the {self.role} is a mixture of experts, which specrt's "
+                f"kernels alone run; {reason}"
+            )
         if not geometry.recurs:
             return
         most = LAG + 2 if self.role == "draft" else TAKEN_BACK - 1
