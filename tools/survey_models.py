@@ -68,7 +68,7 @@ SIZES: dict[str, Any] = {
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "mamba2": {"hidden_size": 32, "num_heads": 4, "head_dim": 16},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
 }  # fmt: skip
