@@ -291,6 +291,8 @@ EXPERTS: dict[str, Model] = {
     "ernie4_5_moe": (
         "Ernie4_5_MoeConfig", {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24}, {},
     ),
+    # A checkpoint has its scores' biases under another name.
+    "minimax_m2": ("MiniMaxM2Config", {**_LOCAL, "head_dim": 16, "rotary_dim": 8}, {}),
     "phimoe": ("PhimoeConfig", {**_LOCAL, "num_experts_per_tok": 2}, {}),
     "granitemoe": ("GraniteMoeConfig", _LOCAL, {}),
     "granitemoehybrid_moe": (
@@ -351,9 +353,10 @@ BARE = "-bare"
 
 OFTEN = (
     "llama3", "qwen3", "gemma2", "gemma4", "lfm2", "gpt2", "qwen3_5", "glm4_moe_lite", "granitemoe",
+    "minimax_m2",
 )  # fmt: skip
 """Tied weights; norms of heads; soft caps and windows; shared keys; convolutions; a model without
-gates and RMS norms; recurrent states; experts in groups; experts in one tensor."""
+gates and RMS norms; recurrent states; experts in groups, in one tensor, and with biases."""
 
 
 def architectures(*names: str) -> list[Any]:

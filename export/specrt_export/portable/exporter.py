@@ -131,11 +131,9 @@ def _known(kind: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
-    model, names = _class_of(kind, config)
-    called = not names.isdisjoint({"ALL_ATTENTION_FUNCTIONS", *FUNCTIONS})
-    task = task_of(config)
-    conditioned = task is not None and task.conditioned
-    if not (called or conditioned or getattr(model, "_supports_attention_backend", False)):
+    model, conditioned, names = _class_of(kind, config)
+    called = names & {"ALL_ATTENTION_FUNCTIONS", *FUNCTIONS}
+    if not (called or getattr(model, "_supports_attention_backend", False) or conditioned):
         return (
             f"transformers' {model.__name__} computes attention itself, not through the "
             f"attention interface that the exporter replaces. {INSTEAD}"
@@ -143,18 +141,18 @@ def _interface(kind: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _class_of(kind: str, config: Mapping[str, Any]) -> tuple[Any, Set[str]]:
-    """Return the class of a model, and the names of the module that defines it."""
+def _class_of(kind: str, config: Mapping[str, Any]) -> tuple[Any, bool, Set[str]]:
+    """Return the class of a model, whether it reads a source, and the names of its module."""
     import transformers
 
     task = task_of(config)
     assert task is not None, "a type that has none was refused"
     model: Any = getattr(transformers, classes_for(task.name)[kind][0])
-    return model, vars(sys.modules[model.__module__]).keys()
+    return model, task.conditioned, vars(sys.modules[model.__module__]).keys()
 
 
 def _experts(kind: str, config: Mapping[str, Any]) -> str | None:
-    model, names = _class_of(kind, config)
+    model, _, names = _class_of(kind, config)
     if "use_experts_implementation" in names or config.get("is_moe") is False:
         return None
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,8 +145,8 @@ class StoredWeights:
             if hasattr(module, "create_weight"):  # a table that most checkpoints leave out
                 optional[f"{path}.weight"] = module.create_weight().numpy()
         tied = _untie(model, mode)
-        names, strips = stored_names(model)
-        names |= {name: name for name in optional}
+        names, strips = stored_names(model, optional)
+        optional = {names[name]: value for name, value in optional.items()}
         # A name of today is read, too, as transformers does.
         either: dict[str, tuple[str, ...]]
         either = {stored: (stored, name) for name, stored in names.items() if stored != name}
@@ -181,8 +181,10 @@ def _untie(model: Any, mode: FakeTensorMode) -> dict[str, tuple[str, ...]]:
     return tied
 
 
-def stored_names(model: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Map each parameter of a model to the name its bytes have in a checkpoint.
+def stored_names(
+    model: Any, optional: Collection[str] = ()
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Map each parameter of a model, and what is `optional`, to its name in a checkpoint.
 
     A tied parameter has several names and one set of bytes; some models have renamed parameters
     since their checkpoints were written, and transformers knows how. By those names come the strips
@@ -198,7 +200,7 @@ def stored_names(model: Any) -> tuple[dict[str, str], dict[str, list[str]]]:
     renamings = [change for change in back if isinstance(change, WeightRenaming)]
     converters = [change for change in back if not isinstance(change, WeightRenaming)]
     first: dict[int, str] = {}
-    names: dict[str, str] = {}
+    names = {name: apply_renamings(name, renamings) for name in optional}
     strips: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[name] = first.setdefault(id(parameter), apply_renamings(name, renamings))
