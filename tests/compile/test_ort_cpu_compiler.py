@@ -72,7 +72,7 @@ def test_halves_are_stored_as_such_and_come_back_bit_for_bit(
         compiled = compile_ort_cpu(made.graph, made.folder, folder, MAX_LENGTH)
         with opened(folder, compiled.geometry) as engine:
             scores.append(engine.forward(np.arange(20)[None], 0).logits.copy())
-        monkeypatch.setattr("specrt_export.lower.cpu_lowering.smallest_format", lambda _: "fp32")
+        monkeypatch.setattr("specrt_export.lower.tiles.smallest_format", lambda _: "fp32")
     assert np.array_equal(*scores)
     assert (half / WEIGHTS).stat().st_size < 0.55 * (whole / WEIGHTS).stat().st_size
 
@@ -112,12 +112,12 @@ def test_what_was_in_the_buffers_before_never_shows(
 def test_more_tokens_than_states_take_back_are_not_drafted(role: str, most: int) -> None:
     recurs = Geometry(0, 160, 512, 1, (LayerMemory(RECURRENT, 4, 8, 8, key_heads=2),))
     fine, more = (Lowering("ort-cpu").recipe(gammas=(n,)).models[role] for n in (most, most + 1))
-    fine.check_states(recurs)
-    more.check_states(Geometry.uniform(1, 1, 1, 1, 160, 512))
+    fine.check_layers(recurs, mixes=False)
+    more.check_layers(Geometry.uniform(1, 1, 1, 1, 160, 512), mixes=False)
     with pytest.raises(BuildError, match=f"reaches {most + 1}, .* up to {most} .*lower it"):
-        more.check_states(recurs)
+        more.check_layers(recurs, mixes=False)
     if role == "target":
         with pytest.raises(BuildError, match=r"engine\.batch is 2, and tensorrt runs .* one row"):
-            Lowering("tensorrt", batch=2).recipe().models[role].check_states(recurs)
+            Lowering("tensorrt", batch=2).recipe().models[role].check_layers(recurs, mixes=False)
         with pytest.raises(BuildError, match="which ort-cuda does not run; build for ort-cpu"):
-            Lowering("ort-cuda").recipe().models[role].check_states(recurs)
+            Lowering("ort-cuda").recipe().models[role].check_layers(recurs, mixes=False)

@@ -488,9 +488,12 @@ class LoweredEncoderDecoder(LoweredEngine):
 
     def __init__(
         self, record: EncoderRecord, path: Path, geometry: Geometry, *, batch: int,
-        max_length: int, kv_lengths: Sequence[int] = (),
+        max_length: int, kv_lengths: Sequence[int] = (), max_width: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(path, geometry, batch=batch, max_length=max_length, kv_lengths=kv_lengths)
+        super().__init__(
+            path, geometry, batch=batch, max_length=max_length, kv_lengths=kv_lengths,
+            max_width=max_width,
+        )  # fmt: skip
         self.max_source = record.max_source
         self._record = record
         self._parts = {
