@@ -4,8 +4,9 @@
 
 Each cell is a bundle, a drafter, a number of texts at once and a machine, quiet or next to two busy
 loops. A turn runs the same texts plain, at each gamma and with `auto`, beginning with another each
-time; a ratio is that of a turn, and the median of the turns counts. Plain decoding runs twice in a
-turn: what one is over the other is what the machine drifts by, and bounds what a cell can show.
+time; a ratio is that of a turn. The median of the turns counts, and a cell loses where the whole
+interval that holds the median with 95 % lies below what is aimed at. Plain decoding runs twice in a
+turn: what one is over the other is what the machine drifts by.
 Bundles of 4 rows run several texts in company. `auto` keeps what it learned from turn to turn, as
 a server does; the first turn warms up and is not counted.
 """
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import sqrt
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -39,6 +41,24 @@ LOOPS = 2
 PROMPTS = Path(__file__).parent / "prompts" / "code.jsonl"
 
 
+class Ratio(NamedTuple):
+    """A median of turns, and the interval of order statistics that holds it with 95 %."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, turns: Sequence[float]) -> Ratio:
+        """Return that of so many turns."""
+        ranked, count = sorted(turns), len(turns)
+        cut = max(0, int(count / 2 - 0.98 * sqrt(count)))
+        return cls(ranked[cut], median(ranked), ranked[-1 - cut])
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
 class Cell(NamedTuple):
     """What `auto` came to, as medians of the turns."""
 
@@ -46,10 +66,10 @@ class Cell(NamedTuple):
     drafter: str
     texts: int
     machine: str
-    over_plain: float
-    over_best: float
+    over_plain: Ratio
+    over_best: Ratio
     """Over the fixed gamma whose own median is best, plain decoding among them."""
-    drift: float
+    drift: Ratio
     """What plain decoding is over plain decoding."""
     best: int
     tokens_per_second: float
@@ -59,7 +79,12 @@ class Cell(NamedTuple):
     @property
     def margin(self) -> float:
         """By how much it is better than it must be; below 0 it loses."""
-        return min(self.over_plain, self.over_best) - LEAST[self.machine]
+        return min(self.over_plain.median, self.over_best.median) - LEAST[self.machine]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the turns show that it falls short."""
+        return min(self.over_plain.high, self.over_best.high) < LEAST[self.machine]
 
 
 def main() -> int:
@@ -70,7 +95,7 @@ def main() -> int:
     parser.add_argument("--drafters", nargs="+", help="default: all that a bundle can run")
     parser.add_argument("--machines", nargs="+", choices=LEAST, default=[*LEAST])
     parser.add_argument("--gammas", type=int, nargs="+", help="default: all that were built")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=48, help="of each text")
     parser.add_argument("--json", type=Path, help="also write the cells here")
     arguments = parser.parse_args()
@@ -95,9 +120,9 @@ def main() -> int:
     worst = min(cells, key=lambda cell: cell.margin)
     print(f"worst: {line(worst)}")
     if arguments.json:
-        table = [{**cell._asdict(), "margin": cell.margin} for cell in cells]
+        table = [{**cell._asdict(), "margin": cell.margin, "lost": cell.lost} for cell in cells]
         arguments.json.write_text(json.dumps(table, indent=1) + "\n")
-    return int(worst.margin < 0)
+    return int(any(cell.lost for cell in cells))
 
 
 def measure(
@@ -117,8 +142,8 @@ def measure(
                     rates[choice].append(rate)
     best = max((0, *gammas), key=lambda choice: median(rates[choice]))
 
-    def over(one: Gamma, other: Gamma) -> float:
-        return median(a / b for a, b in zip(rates[one], rates[other], strict=True))
+    def over(one: Gamma, other: Gamma) -> Ratio:
+        return Ratio.of([a / b for a, b in zip(rates[one], rates[other], strict=True)])
 
     return Cell(
         "", drafter, len(prompts), machine, over(AUTO, 0), over(AUTO, best), over(AGAIN, 0), best,
@@ -153,11 +178,11 @@ def busy(loops: int) -> Iterator[None]:
 
 def line(cell: Cell) -> str:
     """Return a cell in one line."""
-    lost = "  LOST" if cell.margin < 0 else ""
+    lost = "  LOST" if cell.lost else ""
     return (
         f"{cell.bundle:20} {cell.drafter:8} {cell.texts:2} texts  {cell.machine:6}"
-        f"{cell.tokens_per_second:9.1f} tokens/s, over plain {cell.over_plain:5.2f}, over gamma "
-        f"{cell.best} {cell.over_best:5.2f}, plain over plain {cell.drift:5.2f}{lost}"
+        f"{cell.tokens_per_second:9.1f} tokens/s, over plain {cell.over_plain}, over gamma "
+        f"{cell.best} {cell.over_best}, plain over plain {cell.drift}{lost}"
     )
 
 
