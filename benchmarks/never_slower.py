@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -165,8 +166,9 @@ def tokens_per_second(
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Keep cores busy with loops of other processes."""
-    command = [sys.executable, "-c", "while True: pass"]
+    """Keep cores busy with loops of other processes; they end with this one, if it is killed too."""
+    loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    command = [sys.executable, "-c", loop]
     others = [subprocess.Popen(command) for _ in range(loops)]
     try:
         yield
