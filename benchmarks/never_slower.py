@@ -166,7 +166,7 @@ def tokens_per_second(
 
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """Keep cores busy with loops of other processes; they end with this one, if it is killed too."""
+    """Keep cores busy with loops of other processes; they end with this one."""
     loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     command = [sys.executable, "-c", loop]
     others = [subprocess.Popen(command) for _ in range(loops)]
