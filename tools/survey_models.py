@@ -223,6 +223,7 @@ is the largest error of a logit over the largest logit; that of Gemma 4 is round
 attention scales no scores, and eager is further from float64 than the graph is. A refusal is about
 the type's default config: a dense model of a type whose default has experts may export, as
 `nemotron_h` was tried; `gemma4_text`, without experts by default, exports with them.
+Mixtures of experts run on ort-cpu with specrt's kernels; other backends refuse them.
 `gemma4_assistant` and `gemma4_unified_assistant` are heads, which [draft](drafting.md#heads).
 
 This page is written by `python tools/survey_models.py`.
