@@ -26,10 +26,7 @@ from specrt_export.lower.cross_attention import (
 )
 from specrt_export.lower.distance_bias import bias_by_distance
 from specrt_export.lower.experts import lower_experts
-from specrt_export.lower.lazy_tensor import (
-    LazyTensor,
-    in_memory,
-)
+from specrt_export.lower.lazy_tensor import LazyTensor, in_memory
 from specrt_export.lower.logits import CONFIDENCE, add_scores
 from specrt_export.lower.norm import SKIP
 from specrt_export.lower.ort_lowering import (
@@ -52,12 +49,7 @@ from specrt_export.lower.projections import (
 )
 from specrt_export.lower.recurrence import lower_recurrences
 from specrt_export.lower.shapes import Shapes
-from specrt_export.lower.tiles import (
-    add_tiles,
-    alternating,
-    has_codes,
-    whole_tiles,
-)
+from specrt_export.lower.tiles import add_tiles, alternating, has_codes, whole_tiles
 from specrt_export.lower.view import Counts, GraphView, Lowered
 
 POSITIONS = "positions"

@@ -30,7 +30,7 @@ def lower_experts(view: GraphView) -> int:
     x, named, shares, gate_up, down ─ SiluExperts ─ y
     =>  x, named, shares, tiles of gate_up, tiles of down ─ Experts ─ y
     ```
-    Each expert begins with a strip. Raises: BuildError for experts in codes of several kinds.
+    Each expert begins with a strip. Raises: BuildError for experts stored in several ways.
     """
     activations = {name: activation for activation, name in EXPERTS.items()}
     nodes = view.nodes(*activations)
@@ -61,8 +61,8 @@ def _matrix(view: GraphView, node: onnx.NodeProto, index: int) -> WeightMatrix:
     parts = [part for part in (find_matrix(view, strip) for strip in strips) if part is not None]
     if len(parts) < len(strips) or not all(parts[0].fits(part) for part in parts):
         raise BuildError(
-            f"the experts of {node.name} are in codes of several kinds, which the kernels do not "
-            'read as one; set precision in [engine], or bits = "int8"'
+            f"the experts of {node.name} are stored in several ways, which the kernels do not read "
+            "as one; expected one precision and block for all of a layer: take another checkpoint"
         )
     return join_matrices(parts, f"{node.name}.{index}")
 
